@@ -1,0 +1,514 @@
+#include "plain.hpp"
+
+#include <infiniband/verbs.h>
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <exception>
+#include <latch>
+#include <memory>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace plain {
+namespace {
+
+constexpr std::uint8_t port_number = 1;
+constexpr std::uint32_t events_per_ack = 64;
+constexpr int local_write = IBV_ACCESS_LOCAL_WRITE; // an int: the macro ibv_reg_mr mixes it with another enumeration
+
+[[noreturn]] void fail(int code, const char* what) { throw std::system_error(code, std::system_category(), what); }
+
+void check(int code, const char* what) {
+    if (code != 0) fail(code, what);
+}
+
+template <auto Destroy>
+struct destroyer {
+    void operator()(auto* object) const noexcept { Destroy(object); }
+};
+template <class T, auto Destroy>
+using owned = std::unique_ptr<T, destroyer<Destroy>>;
+
+template <class T>
+T* created(T* object, const char* what) {
+    if (object == nullptr) fail(errno, what);
+    return object;
+}
+
+class descriptor {
+  public:
+    descriptor(int fd, const char* what) : fd_(fd) {
+        if (fd < 0) fail(errno, what);
+    }
+    descriptor(const descriptor&) = delete;
+    descriptor& operator=(const descriptor&) = delete;
+    ~descriptor() { ::close(fd_); }
+    int get() const noexcept { return fd_; }
+
+  private:
+    int fd_;
+};
+
+std::uint64_t now_ns() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+struct device {
+    explicit device(const options& options) {
+        int count = 0;
+        const owned<ibv_device*, ibv_free_device_list> list(
+            created(ibv_get_device_list(&count), "ibv_get_device_list"));
+        const std::span found(list.get(), static_cast<std::size_t>(count));
+        const auto chosen = std::ranges::find_if(
+            found, [&](ibv_device* d) { return options.device.empty() || options.device == ibv_get_device_name(d); });
+        if (chosen == found.end()) throw std::runtime_error("no RDMA device " + options.device);
+        context.reset(created(ibv_open_device(*chosen), "ibv_open_device"));
+        domain.reset(created(ibv_alloc_pd(context.get()), "ibv_alloc_pd"));
+        check(ibv_query_port(context.get(), port_number, &port), "ibv_query_port");
+        gid_index = options.gid_index >= 0 ? static_cast<std::uint8_t>(options.gid_index) : first_ipv4_gid();
+        if (ibv_query_gid(context.get(), port_number, gid_index, &gid) != 0) fail(errno, "ibv_query_gid");
+    }
+
+    std::uint8_t first_ipv4_gid() const {
+        constexpr std::array<std::uint8_t, 12> ipv4_mapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+        for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(port.gid_tbl_len) && i < 256; ++i) {
+            ibv_gid_entry entry{};
+            if (ibv_query_gid_ex(context.get(), port_number, i, &entry, 0) == 0 &&
+                entry.gid_type == IBV_GID_TYPE_ROCE_V2 && std::ranges::equal(ipv4_mapped, std::span(entry.gid.raw, 12)))
+                return static_cast<std::uint8_t>(i);
+        }
+        return 0;
+    }
+
+    owned<ibv_context, ibv_close_device> context;
+    owned<ibv_pd, ibv_dealloc_pd> domain;
+    ibv_port_attr port{};
+    std::uint8_t gid_index = 0;
+    ibv_gid gid{};
+};
+
+// A queue pair and its registered slots. A work request's wr_id names the connection and the slot.
+class connection {
+  public:
+    connection(const device& device, ibv_cq* cq, std::uint32_t index, std::uint32_t slots, const options& options)
+        : id_(std::uint64_t{index} << 32), stride_((std::size_t{options.message_bytes} + 63) / 64 * 64),
+          memory_(stride_ * slots),
+          region_(created(ibv_reg_mr(device.domain.get(), memory_.data(), memory_.size(), local_write), "ibv_reg_mr")) {
+        ibv_qp_init_attr init{};
+        init.send_cq = init.recv_cq = cq;
+        init.qp_type = IBV_QPT_RC;
+        init.sq_sig_all = 0;
+        init.cap = {.max_send_wr = options.depth,
+                    .max_recv_wr = options.depth,
+                    .max_send_sge = 1,
+                    .max_recv_sge = 1,
+                    .max_inline_data = 0};
+        qp_.reset(created(ibv_create_qp(device.domain.get(), &init), "ibv_create_qp"));
+        ibv_qp_attr attr{};
+        attr.qp_state = IBV_QPS_INIT;
+        attr.port_num = port_number;
+        modify(attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+        for (std::uint32_t slot = 0; slot < options.depth; ++slot) post_receive(slot, options.message_bytes);
+    }
+
+    void connect(const device& device, const connection& peer) {
+        ibv_qp_attr attr{};
+        attr.qp_state = IBV_QPS_RTR;
+        attr.path_mtu = device.port.active_mtu;
+        attr.dest_qp_num = peer.qp_->qp_num;
+        attr.max_dest_rd_atomic = 1;
+        attr.min_rnr_timer = 12;
+        attr.ah_attr.port_num = port_number;
+        if (device.port.link_layer == IBV_LINK_LAYER_INFINIBAND) {
+            attr.ah_attr.dlid = device.port.lid;
+        } else {
+            attr.ah_attr.is_global = 1;
+            attr.ah_attr.grh.dgid = device.gid;
+            attr.ah_attr.grh.sgid_index = device.gid_index;
+            attr.ah_attr.grh.hop_limit = 64;
+        }
+        modify(attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                         IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+        attr.qp_state = IBV_QPS_RTS;
+        attr.timeout = 14;
+        attr.retry_cnt = 7;
+        attr.rnr_retry = 7;
+        attr.max_rd_atomic = 1;
+        modify(attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                         IBV_QP_MAX_QP_RD_ATOMIC);
+    }
+
+    void post_receive(std::uint32_t slot, std::uint32_t bytes) {
+        ibv_sge piece = slice(slot, bytes);
+        ibv_recv_wr request{.wr_id = id_ | slot, .next = nullptr, .sg_list = &piece, .num_sge = 1};
+        ibv_recv_wr* bad = nullptr;
+        if (const int code = ibv_post_recv(qp_.get(), &request, &bad)) fail(code, "ibv_post_recv");
+    }
+
+    void post_send(std::uint32_t slot, std::uint32_t bytes) {
+        ibv_sge piece = slice(slot, bytes);
+        ibv_send_wr request{};
+        request.wr_id = id_ | slot;
+        request.sg_list = &piece;
+        request.num_sge = 1;
+        request.opcode = IBV_WR_SEND;
+        request.send_flags = IBV_SEND_SIGNALED;
+        ibv_send_wr* bad = nullptr;
+        if (const int code = ibv_post_send(qp_.get(), &request, &bad)) fail(code, "ibv_post_send");
+    }
+
+    std::span<std::byte> payload(std::uint32_t slot, std::uint32_t bytes) {
+        return {memory_.data() + slot * stride_, bytes};
+    }
+
+  private:
+    ibv_sge slice(std::uint32_t slot, std::uint32_t bytes) const {
+        return {reinterpret_cast<std::uintptr_t>(memory_.data()) + slot * stride_, bytes, region_->lkey};
+    }
+    void modify(ibv_qp_attr& attr, int mask) { check(ibv_modify_qp(qp_.get(), &attr, mask), "ibv_modify_qp"); }
+
+    std::uint64_t id_;
+    std::size_t stride_;
+    std::vector<std::byte> memory_;
+    owned<ibv_mr, ibv_dereg_mr> region_;
+    owned<ibv_qp, ibv_destroy_qp> qp_;
+};
+
+// One completion queue with its connections.
+class alignas(64) side {
+  public:
+    side(const device& device, std::uint32_t slots, bool parks, const options& options) {
+        if (parks) {
+            channel_.reset(created(ibv_create_comp_channel(device.context.get()), "ibv_create_comp_channel"));
+            const int flags = ::fcntl(channel_->fd, F_GETFL);
+            if (flags < 0 || ::fcntl(channel_->fd, F_SETFL, flags | O_NONBLOCK) < 0) fail(errno, "fcntl");
+        }
+        const auto entries = static_cast<int>(options.clients * 2 * options.depth);
+        cq_.reset(created(ibv_create_cq(device.context.get(), entries, nullptr, channel_.get(), 0), "ibv_create_cq"));
+        connections.reserve(options.clients);
+        for (std::uint32_t i = 0; i < options.clients; ++i)
+            connections.emplace_back(device, cq_.get(), i, slots, options);
+    }
+    side(const side&) = delete;
+    side& operator=(const side&) = delete;
+    ~side() {
+        // An event that was got and not acked would block ibv_destroy_cq for ever.
+        if (unacked_ != 0) ibv_ack_cq_events(cq_.get(), unacked_);
+    }
+
+    // Takes one batch; answers whether there may be more.
+    template <class Handle>
+    bool poll(Handle&& handle, std::uint64_t& taken) {
+        std::array<ibv_wc, 32> entries;
+        ++counts.polls;
+        const int found = ibv_poll_cq(cq_.get(), static_cast<int>(entries.size()), entries.data());
+        if (found < 0) throw std::runtime_error("ibv_poll_cq failed");
+        for (const ibv_wc& entry : std::span(entries.data(), static_cast<std::size_t>(found))) {
+            if (entry.status != IBV_WC_SUCCESS) throw std::runtime_error(ibv_wc_status_str(entry.status));
+            handle(connections[entry.wr_id >> 32], entry);
+        }
+        taken += static_cast<std::uint64_t>(found);
+        return found == static_cast<int>(entries.size());
+    }
+
+    template <class Handle>
+    std::uint64_t drain(Handle&& handle) {
+        std::uint64_t taken = 0;
+        while (poll(handle, taken)) {}
+        return taken;
+    }
+
+    void arm() {
+        ++counts.arms;
+        check(ibv_req_notify_cq(cq_.get(), 0), "ibv_req_notify_cq");
+    }
+
+    // One arm gives at most one event, so one read is enough.
+    bool take_event() {
+        ibv_cq* cq = nullptr;
+        void* cookie = nullptr;
+        errno = 0;
+        if (ibv_get_cq_event(channel_.get(), &cq, &cookie) != 0) {
+            if (errno == EAGAIN) return false;
+            fail(errno != 0 ? errno : EIO, "ibv_get_cq_event");
+        }
+        ++counts.events;
+        if (++unacked_ == events_per_ack) {
+            ibv_ack_cq_events(cq, unacked_);
+            unacked_ = 0;
+        }
+        return true;
+    }
+
+    int channel_fd() const { return channel_->fd; }
+
+  private:
+    owned<ibv_comp_channel, ibv_destroy_comp_channel> channel_;
+    owned<ibv_cq, ibv_destroy_cq> cq_;
+    std::uint32_t unacked_ = 0;
+
+  public:
+    std::vector<connection> connections;
+    figures counts;
+};
+
+std::uint64_t number_of(std::uint32_t client, std::uint64_t message) { return std::uint64_t{client} << 48 | message; }
+
+bool is_receive(const ibv_wc& entry) { return (entry.opcode & IBV_WC_RECV) != 0; }
+
+// Answers each message from its receive buffer, which is posted again when the answer has left.
+class server {
+  public:
+    server(const device& device, bool parks, const options& options)
+        : ends(device, options.depth, parks, options), options_(options), expected_(options.clients) {}
+
+    std::uint64_t drain() {
+        return ends.drain([this](connection& c, const ibv_wc& entry) {
+            const auto slot = static_cast<std::uint32_t>(entry.wr_id);
+            if (!is_receive(entry)) {
+                c.post_receive(slot, options_.message_bytes);
+                ++answered_;
+                return;
+            }
+            check_number(static_cast<std::uint32_t>(entry.wr_id >> 32), c.payload(slot, entry.byte_len));
+            c.post_send(slot, entry.byte_len);
+        });
+    }
+
+    template <class Arrived>
+    std::uint64_t drain_one_way(Arrived&& arrived) {
+        return ends.drain([&](connection& c, const ibv_wc& entry) {
+            const auto slot = static_cast<std::uint32_t>(entry.wr_id);
+            const auto client = static_cast<std::uint32_t>(entry.wr_id >> 32);
+            check_number(client, c.payload(slot, entry.byte_len));
+            c.post_receive(slot, options_.message_bytes);
+            arrived(client);
+        });
+    }
+
+    void start() {}
+    bool done() const { return answered_ == options_.rounds; }
+
+    side ends;
+
+  private:
+    void check_number(std::uint32_t client, std::span<const std::byte> payload) {
+        if (payload.size() != options_.message_bytes || !carries(payload, number_of(client, expected_[client]++)))
+            ++ends.counts.errors;
+    }
+
+    const options& options_;
+    std::vector<std::uint64_t> expected_;
+    std::uint64_t answered_ = 0;
+};
+
+// Keeps `in_flight` numbered messages unanswered on each connection until `rounds` of them have been sent.
+class client {
+  public:
+    client(const device& device, bool parks, const options& options)
+        : ends(device, options.depth + send_slots(options), parks, options), options_(options),
+          states_(options.clients) {
+        for (std::uint32_t i = 0; i < options.clients; ++i) {
+            states_[i].rounds = options.rounds / options.clients + (i < options.rounds % options.clients ? 1 : 0);
+            if (!options.samples.empty()) states_[i].started.resize(send_slots(options));
+        }
+    }
+
+    void start() {
+        started_ns_ = now_ns();
+        for (std::uint32_t i = 0; i < options_.clients; ++i) fill(i);
+    }
+
+    std::uint64_t drain() {
+        return ends.drain([this](connection& c, const ibv_wc& entry) {
+            const auto index = static_cast<std::uint32_t>(entry.wr_id >> 32);
+            state& s = states_[index];
+            if (is_receive(entry)) {
+                const auto slot = static_cast<std::uint32_t>(entry.wr_id);
+                const auto payload = c.payload(slot, entry.byte_len);
+                if (payload.size() != options_.message_bytes || !carries(payload, number_of(index, s.arrived)))
+                    ++ends.counts.errors;
+                c.post_receive(slot, options_.message_bytes);
+                arrived(index);
+            } else {
+                // A slot may be written again only now: an answer can overtake the completion of its send.
+                ++s.completed;
+                fill(index);
+            }
+        });
+    }
+
+    void arrived(std::uint32_t index) {
+        state& s = states_[index];
+        if (!options_.samples.empty()) options_.samples[finished_] = now_ns() - s.started[s.arrived % s.started.size()];
+        ++s.arrived;
+        if (++finished_ == options_.rounds) ends.counts.total_ns = now_ns() - started_ns_;
+        fill(index);
+    }
+
+    bool done() const { return finished_ == options_.rounds; }
+
+    side ends;
+
+  private:
+    struct state {
+        std::uint64_t rounds = 0;
+        std::uint64_t sent = 0;
+        std::uint64_t completed = 0;
+        std::uint64_t arrived = 0;
+        std::vector<std::uint64_t> started;
+    };
+
+    static std::uint32_t send_slots(const options& options) { return 2 * options.in_flight; }
+
+    void fill(std::uint32_t index) {
+        state& s = states_[index];
+        const std::uint32_t slots = send_slots(options_);
+        while (s.sent < s.rounds && s.sent - s.arrived < options_.in_flight && s.sent - s.completed < slots) {
+            const auto turn = static_cast<std::uint32_t>(s.sent % slots);
+            const std::uint32_t slot = options_.depth + turn;
+            connection& c = ends.connections[index];
+            stamp(c.payload(slot, options_.message_bytes), number_of(index, s.sent));
+            if (!options_.samples.empty()) s.started[turn] = now_ns();
+            ++s.sent;
+            c.post_send(slot, options_.message_bytes);
+        }
+    }
+
+    const options& options_;
+    std::vector<state> states_;
+    std::uint64_t finished_ = 0;
+    std::uint64_t started_ns_ = 0;
+};
+
+void validate(const options& o) {
+    if (o.rounds == 0 || o.in_flight == 0 || o.clients == 0)
+        throw std::invalid_argument("rounds, in_flight and clients must be at least 1");
+    if (o.message_bytes < sizeof(std::uint64_t)) throw std::invalid_argument("message_bytes must be at least 8");
+    if (o.depth < 2 * o.in_flight) throw std::invalid_argument("depth must be at least twice in_flight");
+    if (!o.samples.empty() && o.samples.size() < o.rounds) throw std::invalid_argument("fewer samples than rounds");
+}
+
+void connect(const device& device, client& c, server& s) {
+    for (std::size_t i = 0; i < c.ends.connections.size(); ++i) {
+        c.ends.connections[i].connect(device, s.ends.connections[i]);
+        s.ends.connections[i].connect(device, c.ends.connections[i]);
+    }
+}
+
+figures sum(const options& options, const client& c, const server& s) {
+    const figures& a = c.ends.counts;
+    const figures& b = s.ends.counts;
+    return {.rounds = options.rounds,
+            .total_ns = a.total_ns,
+            .polls = a.polls + b.polls,
+            .parks = a.parks + b.parks,
+            .wakes = a.wakes + b.wakes,
+            .arms = a.arms + b.arms,
+            .events = a.events + b.events,
+            .errors = a.errors + b.errors};
+}
+
+figures busy(const options& options) {
+    validate(options);
+    const device device(options);
+    server s(device, false, options);
+    client c(device, false, options);
+    connect(device, c, s);
+    c.start();
+    if (options.one_way) {
+        while (!c.done()) {
+            s.drain_one_way([&](std::uint32_t index) { c.arrived(index); });
+            c.drain();
+        }
+    } else {
+        while (!c.done()) {
+            s.drain();
+            c.drain();
+        }
+    }
+    return sum(options, c, s);
+}
+
+void watch(const descriptor& epoll, int fd) {
+    epoll_event event{};
+    // An armed queue owes one event at most and each is read, so edges suffice; level-triggered costs 1 % more.
+    event.events = EPOLLIN | EPOLLET;
+    event.data.fd = fd;
+    if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) fail(errno, "epoll_ctl");
+}
+
+// `quit` becomes readable when the other thread has failed.
+template <class Peer>
+void run_parked(Peer& peer, const descriptor& quit, std::latch& ready) {
+    const descriptor epoll(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
+    watch(epoll, peer.ends.channel_fd());
+    watch(epoll, quit.get());
+    ready.arrive_and_wait();
+    peer.start();
+    for (bool armed = false;;) {
+        peer.drain();
+        if (peer.done()) return;
+        if (!armed) {
+            peer.ends.arm();
+            armed = true;
+            // What was there before the arm raises no event.
+            if (peer.drain() != 0) continue;
+        }
+        ++peer.ends.counts.parks;
+        epoll_event event{};
+        if (::epoll_wait(epoll.get(), &event, 1, -1) < 0) {
+            if (errno == EINTR) continue;
+            fail(errno, "epoll_wait");
+        }
+        ++peer.ends.counts.wakes;
+        if (event.data.fd == quit.get()) return;
+        if (peer.ends.take_event()) armed = false;
+    }
+}
+
+} // namespace
+
+figures busy_ping_pong(const options& options) { return busy(options); }
+
+figures busy_echo(const options& options) { return busy(options); }
+
+figures parked_ping_pong(const options& options) {
+    validate(options);
+    if (options.one_way) throw std::invalid_argument("one_way is for the busy loops");
+    const device device(options);
+    server s(device, true, options);
+    client c(device, true, options);
+    connect(device, c, s);
+    const descriptor quit(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd");
+    std::latch ready(2);
+    std::array<std::exception_ptr, 2> failures;
+    const auto guarded = [&](auto& peer, std::exception_ptr& failure) noexcept {
+        try {
+            run_parked(peer, quit, ready);
+        } catch (...) {
+            failure = std::current_exception();
+            ::eventfd_write(quit.get(), 1);
+        }
+    };
+    {
+        const std::jthread other([&] { guarded(s, failures[0]); });
+        guarded(c, failures[1]);
+    }
+    for (const auto& failure : failures)
+        if (failure) std::rethrow_exception(failure);
+    return sum(options, c, s);
+}
+
+} // namespace plain

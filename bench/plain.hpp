@@ -1,0 +1,60 @@
+#pragma once
+
+// The same work as the coroutine benches, written by hand over libibverbs alone: the bar they are measured against.
+// Both ends live in this process, on port 1 of one device. Every function throws on failure.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+
+namespace plain {
+
+struct options {
+    std::string device;               ///< empty: the first one found
+    int gid_index = -1;               ///< -1: the first RoCE v2 IPv4-mapped one, else 0
+    std::uint64_t rounds = 1000;      ///< of all clients together
+    std::uint32_t in_flight = 1;      ///< messages a client has unanswered at once
+    std::uint32_t clients = 1;        ///< queue pairs on each side; each side has one completion queue
+    std::uint32_t message_bytes = 64; ///< 8 or more
+    std::uint32_t depth = 64;         ///< receives kept posted on each queue pair, at least twice `in_flight`
+    bool one_way = false;             ///< busy loops only: no reply, a round ends where its message arrives
+    std::span<std::uint64_t> samples; ///< nanoseconds of each round, `rounds` of them; empty: the loop reads no clock
+};
+
+/// Counts are those of both sides together.
+struct figures {
+    std::uint64_t rounds = 0;
+    std::uint64_t total_ns = 0; ///< from the first post to the last arrival
+    std::uint64_t polls = 0;
+    std::uint64_t parks = 0; ///< calls of epoll_wait
+    std::uint64_t wakes = 0; ///< those of them that found something readable
+    std::uint64_t arms = 0;
+    std::uint64_t events = 0;
+    std::uint64_t errors = 0; ///< payloads that did not carry their number
+
+    double ns_per_round() const { return static_cast<double>(total_ns) / static_cast<double>(rounds); }
+};
+
+/// One thread holds both ends and polls their two completion queues in turn.
+figures busy_ping_pong(const options& options);
+
+/// Two threads, each with a completion channel: drain, arm, drain, epoll_wait, one ibv_get_cq_event, an ack every 64.
+figures parked_ping_pong(const options& options);
+
+/// `busy_ping_pong` with `clients` queue pairs on each of the two completion queues.
+figures busy_echo(const options& options);
+
+/// Writes the number to both ends of the payload, so that a short or mixed message shows.
+inline void stamp(std::span<std::byte> payload, std::uint64_t number) {
+    std::memcpy(payload.data(), &number, sizeof number);
+    std::memcpy(payload.data() + payload.size() - sizeof number, &number, sizeof number);
+}
+
+inline bool carries(std::span<const std::byte> payload, std::uint64_t number) {
+    return payload.size() >= sizeof number && std::memcmp(payload.data(), &number, sizeof number) == 0 &&
+           std::memcmp(payload.data() + payload.size() - sizeof number, &number, sizeof number) == 0;
+}
+
+} // namespace plain

@@ -1,0 +1,3 @@
+#pragma once
+
+#define VERBENA_API __attribute__((visibility("default")))

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <verbena/detail/ready.hpp>
+#include <verbena/result.hpp>
+
+#include <cstdint>
+#include <system_error>
+
+namespace verbena {
+
+struct work_request;
+
+namespace detail {
+
+class queue_pair_core;
+struct table_entry;
+
+enum class operation_phase : std::uint8_t {
+    idle,    ///< nothing has happened yet
+    queued,  ///< waits for room in its queue; linked there
+    batched, ///< has its room, and waits for the flush; linked at its queue
+    posted,  ///< the device has it; table entries name it
+    ended,   ///< its outcome is final; on a ready list until it is resumed
+};
+
+/// What ended an operation. On success only the first line is written.
+struct completion_outcome {
+    bool failed = false;
+    bool has_immediate = false;
+    std::uint32_t byte_len = 0;
+    std::uint32_t immediate = 0;
+    std::uint32_t source_qp = 0;
+    std::uint32_t qp_num = 0;
+    std::uint32_t vendor_error = 0;
+    std::error_code code;
+    std::error_code root_cause;
+    const char* verb = "";
+    const char* note = nullptr;
+};
+
+/// The part of an awaiter that the runtime knows.
+class operation_state : public ready_node {
+  public:
+    operation_state(queue_pair_core* qp, const work_request* requests, std::uint32_t count) noexcept
+        : requests_(requests), qp_(qp), count_(count) {}
+    ~operation_state() {
+        if (phase_ == operation_phase::batched || phase_ == operation_phase::posted) leave();
+    }
+
+  protected:
+    VERBENA_API static bool submit(operation_state& operation) noexcept;
+    bool succeeded() const noexcept { return !outcome_.failed; }
+    VERBENA_API error failure() const;
+
+    const work_request* requests_;
+    queue_pair_core* qp_;
+    table_entry* last_ = nullptr; ///< while posted: the entry of its last request
+    std::uint32_t count_;
+    operation_phase phase_ = operation_phase::idle;
+    completion_outcome outcome_;
+
+  private:
+    friend class queue_pair_core;
+    friend class work_queue;
+    /// The coroutine is destroyed before the end: gives the room back, and ends the queue pair if the device has the
+    /// request.
+    VERBENA_API void leave() noexcept;
+};
+
+/// Waits for an entry of the send queue that somebody else posted.
+class flush_state : public ready_node {
+  public:
+    explicit flush_state(queue_pair_core* qp) noexcept : qp_(qp) {}
+
+  protected:
+    VERBENA_API static bool submit(flush_state& flush) noexcept;
+    bool succeeded() const noexcept { return !outcome_.failed; }
+    VERBENA_API error failure() const;
+
+    queue_pair_core* qp_;
+    completion_outcome outcome_;
+
+  private:
+    friend class queue_pair_core;
+    friend class work_queue;
+    std::uint64_t awaited_ = 0; ///< ends when all requests up to this number of the send queue have completed
+};
+
+} // namespace detail
+} // namespace verbena

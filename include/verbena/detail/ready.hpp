@@ -1,0 +1,40 @@
+#pragma once
+
+#include <verbena/detail/export.hpp>
+#include <verbena/detail/list.hpp>
+
+#include <coroutine>
+
+namespace verbena::detail {
+
+/// A coroutine that waits to be resumed. Lives in the awaiter, in that coroutine's frame; its destructor unlinks it.
+struct ready_node : list_node {
+    std::coroutine_handle<> continuation;
+};
+
+/// Coroutines to resume, in order. Whoever runs the thread runs it: the reactor, else the outermost `resume_soon`.
+/// Resuming only from here bounds the stack: what a resumed coroutine wakes is queued behind it. Reactor-bound.
+class ready_queue {
+  public:
+    void push(ready_node& node) noexcept { nodes_.push_back(node); }
+    bool empty() const noexcept { return nodes_.empty(); }
+    /// Puts all of `nodes`, in their order, behind what is here.
+    void splice(list<ready_node>& nodes) noexcept { nodes_.splice(nodes); }
+
+    /// Resumes up to `budget` nodes, those pushed meanwhile included, and returns how many. What a `resume()` throws
+    /// (no coroutine of this library does) does not stop the others: the first exception is rethrown at the end.
+    VERBENA_API unsigned run(unsigned budget);
+
+  private:
+    list<ready_node> nodes_;
+};
+
+/// Appends to the queue that this thread runs. If it runs none, resumes the node, and all that it makes ready, here;
+/// then only does it throw what `ready_queue::run` throws. What is resumed here may destroy the caller's object.
+VERBENA_API void resume_soon(ready_node& node);
+VERBENA_API void resume_soon(list<ready_node>& nodes);
+
+/// Makes `queue` the one that this thread runs, and returns the former one; null: none.
+VERBENA_API ready_queue* exchange_current_queue(ready_queue* queue) noexcept;
+
+} // namespace verbena::detail

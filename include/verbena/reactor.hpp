@@ -1,0 +1,194 @@
+#pragma once
+
+#include <verbena/detail/ready.hpp>
+#include <verbena/detail/root.hpp>
+#include <verbena/detail/timer.hpp>
+#include <verbena/task.hpp>
+#include <verbena/verbs/completion_queue.hpp>
+#include <verbena/wait_policy.hpp>
+
+#include <chrono>
+#include <coroutine>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+namespace verbena {
+
+namespace detail {
+class reactor_core;
+class readable_watch;
+} // namespace detail
+
+struct reactor_options {
+    wait_policy wait = wait_policy::spin_then_park(std::chrono::microseconds{20});
+    /// How often queues are polled although no event came, while operations are outstanding: the kernel can lose an event
+    /// for lack of memory. 0: never.
+    std::chrono::milliseconds safety_repoll{100};
+};
+
+struct attach_options {
+    /// Gets the completions whose `wr_id` is none of the reactor's, such as those of queue pairs posted to by hand, after
+    /// the batch was read, in order. Without it they are counted and dropped.
+    std::function<void(const work_completion&)> foreign{};
+};
+
+/// Counters since the reactor was made.
+struct reactor_stats {
+    std::uint64_t turns = 0;
+    std::uint64_t polls = 0;             ///< of completion queues
+    std::uint64_t empty_polls = 0;       ///< those that found nothing
+    std::uint64_t completions = 0;       ///< polled
+    std::uint64_t resumes = 0;           ///< coroutines resumed
+    std::uint64_t arms = 0;              ///< of completion queues
+    std::uint64_t events = 0;            ///< taken from channels
+    std::uint64_t unattached_events = 0; ///< of those, for queues that were not attached
+    std::uint64_t parks = 0;
+    std::uint64_t wakes = 0;             ///< parks that ended with something to do
+    std::uint64_t enters = 0;            ///< system calls of the wait backend
+    std::uint64_t rescued = 0;           ///< completions whose event the kernel lost; see `safety_repoll`
+    std::uint64_t stale = 0;             ///< completions of operations that had ended
+    std::uint64_t foreign = 0;           ///< completions that were never the reactor's
+    std::uint64_t outstanding = 0;       ///< work requests the device has now
+    const char* backend = "none";        ///< what it sleeps on
+};
+
+/// @cond internal
+namespace detail {
+struct sleep_state : ready_node, timer {
+    explicit sleep_state(reactor_core* r) noexcept : reactor(r) {}
+    VERBENA_API void expired() noexcept override;
+    reactor_core* reactor;
+};
+} // namespace detail
+/// @endcond
+
+/// Completes when   the time has come; at once if it has already.
+/// In flight        any number.
+/// Errors           none. If the reactor is destroyed it is never resumed.
+/// Cancel safety    destroying the coroutine takes it out.
+/// Thread           reactor-bound.
+class [[nodiscard]] sleep_operation {
+  public:
+    class awaiter : public detail::sleep_state {
+      public:
+        awaiter(detail::reactor_core* reactor, detail::time_point until) noexcept : sleep_state(reactor), until_(until) {}
+        VERBENA_API bool await_ready() const noexcept;
+        VERBENA_API void await_suspend(std::coroutine_handle<> waiting) noexcept;
+        void await_resume() const noexcept {}
+
+      private:
+        detail::time_point until_;
+    };
+    sleep_operation(detail::reactor_core* reactor, detail::time_point until) noexcept
+        : reactor_(reactor), until_(until) {}
+    awaiter operator co_await() && noexcept { return {reactor_, until_}; }
+
+  private:
+    detail::reactor_core* reactor_;
+    detail::time_point until_;
+};
+
+/// Lets everybody who is ready go first. Reactor-bound; destroying the coroutine takes it out.
+class [[nodiscard]] yield_operation {
+  public:
+    struct awaiter : detail::ready_node {
+        explicit awaiter(detail::reactor_core* r) noexcept : reactor(r) {}
+        detail::reactor_core* reactor;
+        bool await_ready() const noexcept { return false; }
+        VERBENA_API void await_suspend(std::coroutine_handle<> waiting) noexcept;
+        void await_resume() const noexcept {}
+    };
+    explicit yield_operation(detail::reactor_core* reactor) noexcept : reactor_(reactor) {}
+    awaiter operator co_await() && noexcept { return awaiter(reactor_); }
+
+  private:
+    detail::reactor_core* reactor_;
+};
+
+/// Completes when   the descriptor is readable, or has an error or a hang-up to report: read it to see which.
+/// In flight        any number, also on one descriptor.
+/// Errors           EBADF, or what else the kernel says of a descriptor that cannot be polled.
+/// Cancel safety    destroying the coroutine ends the watch; when that has returned the descriptor may be closed.
+/// Thread           reactor-bound.
+class [[nodiscard]] readable_operation {
+  public:
+    class awaiter : public detail::ready_node {
+      public:
+        VERBENA_API awaiter(detail::reactor_core* reactor, int fd) noexcept;
+        VERBENA_API ~awaiter();
+        bool await_ready() const noexcept { return false; }
+        VERBENA_API void await_suspend(std::coroutine_handle<> waiting);
+        VERBENA_API result<void> await_resume();
+
+      private:
+        detail::reactor_core* reactor_;
+        int fd_;
+        std::unique_ptr<detail::readable_watch> watch_;
+    };
+    readable_operation(detail::reactor_core* reactor, int fd) noexcept : reactor_(reactor), fd_(fd) {}
+    awaiter operator co_await() && noexcept { return {reactor_, fd_}; }
+
+  private:
+    detail::reactor_core* reactor_;
+    int fd_;
+};
+
+/// The loop: drains the attached completion queues into the caller's slots, resumes the coroutines whose operations have
+/// completed, and sleeps on io_uring when there is nothing to do.
+///
+/// Until its first `run` or `poll` it belongs to its maker, one thread at a time; that call binds it to its thread.
+/// Afterwards everything but `post` and `stop` is reactor-bound.
+///
+/// Destroying it takes every queue pair that awaits something from the device, and resumes nobody: the suspended frames
+/// stay with their owners, and what they await afterwards fails with `not_attached`.
+class VERBENA_API reactor {
+  public:
+    explicit reactor(const reactor_options& options = {});
+    reactor(const reactor&) = delete;
+    reactor& operator=(const reactor&) = delete;
+    ~reactor();
+
+    /// Polls the queue from now on, into `slots`, which must stay until it is detached; several queues may share them.
+    /// `attached`: it belongs to a reactor already; `invalid_argument`: no slots, a queue without a channel under a
+    /// policy that parks, or a channel that another reactor has.
+    result<void> attach(const completion_queue& queue, std::span<poll_slot> slots, const attach_options& options = {});
+    /// Quiesces every queue pair of the queue, whose operations end with `connection_reset`, and lets it go.
+    result<void> detach(const completion_queue& queue);
+
+    /// Runs until the task has ended, and gives what it gave or throws what it threw. Throws `std::system_error`:
+    /// without a wait backend; `wrong_thread`; `stopped` if `stop` came first, which destroys the task. What a foreign
+    /// coroutine's `resume` throws leaves from here as well, once all others were resumed. Work left over goes on in the
+    /// next `run` or `poll`.
+    template <class T>
+    T run(task<T> main) {
+        detail::root<T> root(std::move(main));
+        run_until(root);
+        return root.take();
+    }
+    /// One turn, which never blocks: resumes at most about `budget` coroutines; gives how much was done. Errors as `run`.
+    result<unsigned> poll(unsigned budget = 256);
+
+    /// Ends the `run` that goes on, or the next. Thread-safe.
+    void stop() noexcept;
+    /// Calls `function` on the reactor's thread, in the order of posting. Thread-safe.
+    void post(std::function<void()> function);
+
+    sleep_operation sleep_for(std::chrono::nanoseconds duration) noexcept;
+    sleep_operation sleep_until(std::chrono::steady_clock::time_point deadline) noexcept {
+        return {core_.get(), deadline};
+    }
+    yield_operation yield() noexcept { return yield_operation(core_.get()); }
+    readable_operation wait_readable(int fd) noexcept { return {core_.get(), fd}; }
+
+    reactor_stats stats() const noexcept;
+
+  private:
+    friend struct detail::access;
+    void run_until(detail::root_base& root);
+
+    std::unique_ptr<detail::reactor_core> core_;
+};
+
+} // namespace verbena

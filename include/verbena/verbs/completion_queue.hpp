@@ -1,0 +1,64 @@
+#pragma once
+
+#include <verbena/verbs/completion.hpp>
+#include <verbena/verbs/completion_channel.hpp>
+
+#include <span>
+
+namespace verbena {
+
+namespace detail {
+struct completion_queue_state;
+}
+
+struct completion_queue_options {
+    completion_channel channel{}; ///< where its events go; empty: it can only be polled
+    int comp_vector = 0;          ///< which of the device's interrupt vectors signals them
+};
+
+/// A queue of completions. Copies share it; it keeps its context and channel open. *Thread-safe* while it is attached
+/// to no reactor: any thread may poll and resize it. Attached, `poll` fails and `resize` is *reactor-bound*.
+class VERBENA_API completion_queue {
+  public:
+    /// With room for at least `min_capacity` completions. errc::invalid_argument: a capacity of 0, beyond the device's
+    /// limit or no `int`, a comp_vector the device does not have, a channel of another context; errc::resource: the
+    /// system cannot allocate it (ibv_create_cq).
+    static result<completion_queue> create(const verbena::context& context, std::size_t min_capacity,
+                                           const completion_queue_options& options = {});
+
+    completion_queue() noexcept = default;
+    explicit operator bool() const noexcept { return state_ != nullptr; }
+
+    /// Takes what is there, oldest first, writing straight into `slots`; never waits, never allocates. An empty queue
+    /// gives an empty view. At most INT32_MAX slots are used in one call; a warning is logged, once per process.
+    /// errc::attached: a reactor polls it; errc::queue_failed: it cannot be polled any more, and stays so
+    /// (ibv_poll_cq).
+    result<polled_completions> poll(std::span<poll_slot> slots) const;
+
+    /// Grows or shrinks to at least `capacity` entries; what is there stays, in its order. The device may grant more,
+    /// and shrinking may do nothing. errc::invalid_argument: 0, beyond the device's limit, or fewer than there are
+    /// unpolled entries; errc::in_use: fewer than queue pairs and shared receive queues have reserved;
+    /// errc::unsupported: the device cannot; errc::wrong_thread: attached, and this is not the reactor's thread
+    /// (ibv_resize_cq).
+    result<void> resize(std::size_t capacity) const;
+
+    /// The capacity asked for at creation.
+    std::uint32_t min_capacity() const noexcept;
+    /// The capacity now.
+    std::uint32_t capacity() const noexcept;
+    bool attached() const noexcept;
+    verbena::context context() const noexcept;
+    /// Empty if it was created without.
+    completion_channel channel() const noexcept;
+    ibv_cq* native_handle() const noexcept;
+    friend bool operator==(const completion_queue&, const completion_queue&) noexcept = default;
+
+  private:
+    friend struct detail::access;
+    explicit completion_queue(std::shared_ptr<detail::completion_queue_state> state) noexcept
+        : state_(std::move(state)) {}
+
+    std::shared_ptr<detail::completion_queue_state> state_;
+};
+
+} // namespace verbena

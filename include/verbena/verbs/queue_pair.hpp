@@ -1,0 +1,196 @@
+#pragma once
+
+#include <verbena/verbs/buffer_pool.hpp>
+#include <verbena/verbs/completion_queue.hpp>
+#include <verbena/verbs/protection_domain.hpp>
+#include <verbena/verbs/shared_receive_queue.hpp>
+#include <verbena/verbs/work_request.hpp>
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+struct ibv_qp;
+
+namespace verbena {
+
+enum class queue_pair_type : std::uint8_t {
+    rc, ///< reliable connection
+    ud, ///< unreliable datagram
+};
+
+enum class queue_pair_state : std::uint8_t { reset, init, ready_to_receive, ready_to_send, drained, send_error, error };
+
+/// When an awaited request reaches the device.
+enum class post_mode : std::uint8_t {
+    immediate, ///< when it is awaited
+    batched,   ///< with all others of the queue pair, by one call per turn of the reactor
+};
+
+/// What a peer must know to connect: exchanged out of band.
+struct endpoint {
+    /// qp_num (4), psn (4), qkey (4), lid (2), link (1), type (1), mtu (1), reserved (7), gid (16); big-endian.
+    static constexpr std::size_t encoded_bytes = 40;
+
+    std::uint32_t qp_num = 0;
+    std::uint32_t psn = 0;
+    std::uint32_t qkey = 0;  ///< UD only, 0 before `activate`
+    std::uint16_t lid = 0;   ///< InfiniBand only
+    std::uint32_t mtu = 0;   ///< bytes: the port's active MTU
+    link_layer link = link_layer::unspecified;
+    queue_pair_type type = queue_pair_type::rc;
+    verbena::gid gid{};
+
+    VERBENA_API std::array<std::byte, encoded_bytes> to_bytes() const noexcept;
+    /// `invalid_argument` for a wrong size or for values no queue pair has.
+    VERBENA_API static result<endpoint> from_bytes(std::span<const std::byte> bytes);
+    bool operator==(const endpoint&) const = default;
+};
+
+struct queue_pair_options {
+    completion_queue send_cq;
+    completion_queue recv_cq;
+    std::uint32_t max_send = 16; ///< requests outstanding in the send queue; reserved in `send_cq`
+    std::uint32_t max_recv = 16; ///< likewise in `recv_cq`; without meaning with an `srq`
+    std::uint32_t max_send_slices = 4;
+    std::uint32_t max_recv_slices = 4;
+    std::uint32_t max_inline = 64; ///< bytes
+    queue_pair_type type = queue_pair_type::rc;
+    std::optional<shared_receive_queue> srq{};
+    std::uint8_t port = 1;
+    std::optional<std::uint8_t> gid_index{}; ///< default: the first RoCE v2 IPv4-mapped entry, else the first valid one
+    std::uint16_t pkey_index = 0;
+    /// What the peer may do to memory that is registered for it.
+    access_flags access = access_flags::remote_read | access_flags::remote_write | access_flags::remote_atomic;
+    verbena::post_mode post_mode = verbena::post_mode::immediate;
+};
+
+/// Attributes of a connection; see ibv_modify_qp(3).
+struct connection_options {
+    std::uint32_t mtu = 0;             ///< bytes, 256 to 4096; 0: the smaller of the two ports' active MTUs
+    std::uint8_t retry_cnt = 7;        ///< 0 to 7
+    std::uint8_t rnr_retry = 7;        ///< 0 to 7; 7 is for ever
+    std::uint8_t timeout = 14;         ///< 4.096 µs × 2^timeout until a retry; 0: never
+    std::uint8_t min_rnr_timer = 12;   ///< code of ibv_modify_qp(3); 12 is 0.64 ms
+    std::uint8_t rd_atomic = 16;       ///< outstanding reads and atomics each way, cut to the device's limit
+    std::uint8_t service_level = 0;    ///< 0 to 15
+    std::uint8_t traffic_class = 0;    ///< RoCE and routed InfiniBand
+    std::uint8_t hop_limit = 64;       ///< likewise
+};
+
+/// A pair of a send and a receive queue. Move-only; keeps its domain and its completion queues alive.
+///
+/// It is posted to by hand (`post`) or awaited on, never both: what came second fails with `in_use`. Awaiting needs both
+/// completion queues attached to one reactor. Capacity for `max_send + max_recv` completions is reserved at creation.
+///
+/// When a request of an RC queue pair fails, all others fail with `connection_reset` and the first failure as their root
+/// cause; so they do when the queue pair is destroyed with work outstanding, or a coroutine whose request the device
+/// has. In each case the buffers are quiet before anyone is resumed.
+///
+/// Thread: reactor-bound; without a reactor it belongs to one thread at a time.
+class VERBENA_API queue_pair {
+  public:
+    /// Ends in the INIT state: receives may be posted. `invalid_argument` for sizes beyond the device's limits,
+    /// `resource` when a completion queue can neither hold nor grow to what is to be reserved.
+    static result<queue_pair> create(const protection_domain& domain, const queue_pair_options& options);
+    queue_pair(queue_pair&&) noexcept;
+    queue_pair& operator=(queue_pair&&) noexcept;
+    ~queue_pair();
+
+    /// This end, for the peer's `connect`, or for address handles and sends to a UD queue pair.
+    verbena::endpoint endpoint() const noexcept;
+    /// RC: to RTR and RTS. `invalid_argument` for another type or link layer, or attributes out of range.
+    result<void> connect(const verbena::endpoint& remote, const connection_options& options = {});
+    /// UD: to RTR and RTS, accepting datagrams that carry this key.
+    result<void> activate(std::uint32_t qkey);
+
+    send_operation send(const slice_list& local, send_options options = {}) const noexcept {
+        return {core_.get(), request(work_kind::send, local, options)};
+    }
+    send_operation send(memory_slice first, memory_slice second, std::same_as<memory_slice> auto... rest) const noexcept {
+        return send(std::array{first, second, rest...});
+    }
+    send_operation send_with_immediate(const slice_list& local, std::uint32_t immediate,
+                                       send_options options = {}) const noexcept {
+        return {core_.get(), request(work_kind::send, local, options, immediate)};
+    }
+    /// UD.
+    send_operation send_to(const ud_destination& to, const slice_list& local, send_options options = {}) const noexcept {
+        work_request work = request(work_kind::send, local, options);
+        work.to = to;
+        return {core_.get(), work};
+    }
+    /// UD: the first 40 bytes of the list receive the GRH; `byte_len` does not count them.
+    recv_operation recv(const slice_list& local) const noexcept { return {core_.get(), recv_request{local}}; }
+    recv_operation recv(memory_slice first, memory_slice second, std::same_as<memory_slice> auto... rest) const noexcept {
+        return recv(std::array{first, second, rest...});
+    }
+    write_operation write(const slice_list& local, remote_slice remote, send_options options = {}) const noexcept {
+        return {core_.get(), request(work_kind::write, local, options, {}, remote)};
+    }
+    write_operation write_with_immediate(const slice_list& local, remote_slice remote, std::uint32_t immediate,
+                                         send_options options = {}) const noexcept {
+        return {core_.get(), request(work_kind::write, local, options, immediate, remote)};
+    }
+    read_operation read(const slice_list& local, remote_slice remote) const noexcept {
+        return {core_.get(), read_request{.local = local, .remote = remote}};
+    }
+    /// `local`: 8 bytes for the value before; `remote`: 8 bytes, aligned to 8.
+    fetch_add_operation fetch_add(memory_slice local, remote_slice remote, std::uint64_t add) const noexcept {
+        return {core_.get(), fetch_add_request{.local = local, .remote = remote, .add = add}};
+    }
+    compare_swap_operation compare_swap(memory_slice local, remote_slice remote, std::uint64_t expected,
+                                        std::uint64_t desired) const noexcept {
+        return {core_.get(),
+                compare_swap_request{.local = local, .remote = remote, .expected = expected, .desired = desired}};
+    }
+    /// `qp.chain(write_request{…}, send_request{…})`: the `signaled` of all but the last is disregarded.
+    template <std::convertible_to<work_request>... Requests>
+    chain_operation<sizeof...(Requests)> chain(const Requests&... requests) const noexcept {
+        return {core_.get(), std::array<work_request, sizeof...(Requests)>{static_cast<work_request>(requests)...}};
+    }
+    /// Awaits the unsignaled sends posted so far. If no later signaled request is on its way it posts a zero-length
+    /// RDMA write, which needs `access_flags::remote_write` at the peer's queue pair.
+    flush_operation flushed() const noexcept { return flush_operation(core_.get()); }
+
+    /// Fire and forget: the bytes are copied at the call. `resource` when the send queue is full. A later failure shows
+    /// in the queue pair's next operation.
+    result<void> send_detached(inline_data data);
+    /// Fire and forget: the buffer goes back to its pool when the device has sent it. On an error it goes back at once.
+    result<void> send_detached(pool_buffer buffer);
+
+    /// By hand. The completion carries `wr_id` and is polled from the completion queue; the caller counts capacity.
+    result<void> post(const work_request& request, std::uint64_t wr_id);
+
+    /// Asks the device.
+    result<queue_pair_state> state() const;
+    std::uint32_t qp_num() const noexcept;
+    queue_pair_type type() const noexcept;
+    std::uint32_t max_inline() const noexcept;
+    protection_domain domain() const noexcept;
+    ibv_qp* native_handle() const noexcept;
+
+  private:
+    friend struct detail::access;
+    explicit queue_pair(std::unique_ptr<detail::queue_pair_core> core) noexcept;
+    static work_request request(work_kind kind, const slice_list& local, send_options options,
+                                std::optional<std::uint32_t> immediate = {}, remote_slice remote = {}) noexcept {
+        return {.kind = kind,
+                .has_immediate = immediate.has_value(),
+                .signaled = options.signaled,
+                .solicited = options.solicited,
+                .fence = options.fence,
+                .immediate = immediate.value_or(0),
+                .local = local,
+                .remote = remote,
+                .to = {}};
+    }
+
+    std::unique_ptr<detail::queue_pair_core> core_;
+};
+
+} // namespace verbena

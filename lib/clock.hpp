@@ -1,0 +1,27 @@
+#pragma once
+
+#include <verbena/detail/timer_queue.hpp>
+
+#include <chrono>
+#include <thread>
+
+namespace verbena::detail {
+
+
+
+/// The monotonic clock all deadlines are measured by. A test replaces it to make time pass without waiting.
+class clock_source {
+  public:
+    virtual ~clock_source() = default;
+    virtual time_point now() noexcept = 0;
+    /// Returns when `now()` is `t` or later.
+    virtual void wait_until(time_point t) noexcept = 0;
+};
+
+class real_clock final : public clock_source {
+  public:
+    time_point now() noexcept override { return std::chrono::steady_clock::now(); }
+    void wait_until(time_point t) noexcept override { std::this_thread::sleep_until(t); }
+};
+
+} // namespace verbena::detail

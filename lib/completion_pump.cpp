@@ -1,0 +1,197 @@
+#include "completion_pump.hpp"
+
+#include "check.hpp"
+#include "reactor_core.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include <poll.h>
+
+namespace verbena::detail {
+namespace {
+
+constexpr std::uint32_t ack_batch = 64;
+
+void pay_acks(completion_queue_state& queue) noexcept {
+    if (queue.unacked_events > 0) ibv_ack_cq_events(queue.native, std::exchange(queue.unacked_events, 0));
+}
+
+} // namespace
+
+attached_queue::attached_queue(completion_pump& pump, std::shared_ptr<completion_queue_state> queue,
+                               std::span<poll_slot> slots, const attach_options& options)
+    : pump_(pump), queue_(std::move(queue)), slots_(slots) {
+    if (options.foreign) foreign_ = std::make_shared<const std::function<void(const work_completion&)>>(options.foreign);
+}
+
+attached_queue::~attached_queue() {
+    pay_acks(*queue_);
+    queue_->attachment.store(nullptr);
+}
+
+reactor_core& attached_queue::reactor() const noexcept { return pump_.reactor(); }
+
+unsigned attached_queue::drain(unsigned budget) noexcept {
+    if (failed_) return 0;
+    reactor_core& reactor = pump_.reactor();
+    unsigned total = 0;
+    while (total < budget) {
+        const auto room = static_cast<unsigned>(std::min<std::size_t>(slots_.size(), budget - total));
+        ibv_wc* const entries = native(slots_.data());
+        const int polled = ibv_poll_cq(queue_->native, static_cast<int>(room), entries);
+        ++reactor.counters.polls;
+        if (polled <= 0) {
+            if (polled < 0) fail();
+            ++reactor.counters.empty_polls;
+            break;
+        }
+        for (int i = 0; i < polled; ++i) reactor.dispatch(entries[i], *this);
+        total += static_cast<unsigned>(polled);
+        if (static_cast<unsigned>(polled) < room) break;
+    }
+    if (armed_ && total > 0) found_while_armed_ = true;
+    return total;
+}
+
+void attached_queue::sweep() noexcept {
+    if (failed_) return;
+    std::array<ibv_wc, 16> entries;
+    const auto most = static_cast<int>(queue_->capacity.load());
+    for (int total = 0; total < most;) {
+        const int polled = ibv_poll_cq(queue_->native, static_cast<int>(entries.size()), entries.data());
+        if (polled < 0) fail();
+        if (polled <= 0) break;
+        for (int i = 0; i < polled; ++i) pump_.reactor().dispatch(entries[i], *this);
+        total += polled;
+    }
+    if (armed_) found_while_armed_ = true;
+}
+
+void attached_queue::fail() noexcept {
+    failed_ = true;
+    queue_->failed.store(true);
+    pump_.reactor().queue_failed(*queue_, errc::queue_failed);
+}
+
+bool attached_queue::arm() noexcept {
+    if (armed_ || failed_) return false;
+    // For all completions: one armed for solicited ones only would never report a send.
+    if (!check_errno_value("ibv_req_notify_cq", [this] { return ibv_req_notify_cq(queue_->native, 0); })) {
+        fail();
+        return false;
+    }
+    ++pump_.reactor().counters.arms;
+    armed_ = true;
+    found_while_armed_ = false;
+    ++pump_.armed_;
+    return true;
+}
+
+void attached_queue::took_event() noexcept {
+    if (++queue_->unacked_events >= ack_batch) pay_acks(*queue_);
+    if (armed_) --pump_.armed_;
+    armed_ = found_while_armed_ = overdue_ = false;
+}
+
+bool attached_queue::event_lost() noexcept {
+    const bool silent = armed_ && found_while_armed_;
+    const bool lost = silent && overdue_;
+    overdue_ = silent && !lost;
+    if (lost) {
+        --pump_.armed_;
+        armed_ = found_while_armed_ = false;
+    }
+    return lost;
+}
+
+bool attached_queue::on_reactor_thread() const noexcept { return pump_.reactor().on_thread(); }
+
+void attached_queue::about_to_resize() noexcept { pump_.take_all_events(); }
+
+void attached_queue::resized() noexcept {
+    if (armed_) --pump_.armed_;
+    armed_ = found_while_armed_ = overdue_ = false;
+}
+
+completion_pump::~completion_pump() {
+    queues_.clear();
+    if (channel_) channel_->owner.store(nullptr);
+}
+
+attached_queue* completion_pump::find(const completion_queue_state& queue) const noexcept {
+    for (const auto& attached : queues_)
+        if (&attached->queue() == &queue) return attached.get();
+    return nullptr;
+}
+
+attached_queue& completion_pump::add(std::unique_ptr<attached_queue> queue) {
+    return *queues_.emplace_back(std::move(queue));
+}
+
+void completion_pump::remove(attached_queue& queue) noexcept {
+    take_all_events();
+    if (queue.armed()) --armed_;
+    std::erase_if(queues_, [&](const auto& attached) { return attached.get() == &queue; });
+}
+
+unsigned completion_pump::drain(unsigned budget) noexcept {
+    unsigned total = 0;
+    for (const auto& queue : queues_) total += queue->drain(budget);
+    return total;
+}
+
+bool completion_pump::arm() noexcept {
+    bool any = false;
+    if (channel_)
+        for (const auto& queue : queues_) any = queue->arm() || any;
+    return any;
+}
+
+void completion_pump::fail() noexcept {
+    for (const auto& queue : queues_) reactor_.queue_failed(queue->queue(), errc::device_removed);
+}
+
+bool completion_pump::take_event() noexcept {
+    // Never by reading the descriptor: what providers do on the way keeps their arm sequence.
+    ibv_cq* native = nullptr;
+    void* context = nullptr;
+    result<int> got = 0;
+    do {
+        got = check_minus_one("ibv_get_cq_event",
+                              [&] { return ibv_get_cq_event(channel_->native, &native, &context); });
+    } while (!got && got.error().code() == system_code(EINTR));
+    if (!got) {
+        if (got.error().code() != system_code(EAGAIN)) fail();
+        return false;
+    }
+    ++reactor_.counters.events;
+    auto* attachment = static_cast<completion_queue_state*>(context)->attachment.load();
+    auto* queue = static_cast<attached_queue*>(attachment);
+    if (queue != nullptr && &queue->reactor() == &reactor_) {
+        queue->took_event();
+    } else {
+        ibv_ack_cq_events(native, 1);
+        ++reactor_.counters.unattached_events;
+    }
+    return true;
+}
+
+void completion_pump::ready(unsigned events) noexcept {
+    // Every arm gives one event at most, so that no more than one for each armed queue is owed: the read that would say
+    // EAGAIN is saved.
+    while (armed_ > 0 && take_event()) {
+    }
+    if ((events & (POLLERR | POLLHUP | POLLNVAL)) != 0) fail();
+}
+
+void completion_pump::take_all_events() noexcept {
+    if (!channel_) return;
+    while (take_event()) {
+    }
+    for (const auto& queue : queues_) pay_acks(queue->queue());
+}
+
+} // namespace verbena::detail

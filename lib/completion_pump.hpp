@@ -1,0 +1,98 @@
+#pragma once
+
+#include "source.hpp"
+#include "verbs/states.hpp"
+#include "wait_backend.hpp"
+
+#include <verbena/reactor.hpp>
+
+#include <infiniband/verbs.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace verbena::detail {
+
+class completion_pump;
+class reactor_core;
+
+/// One completion queue attached to a reactor.
+class attached_queue final : public cq_attachment {
+  public:
+    attached_queue(completion_pump& pump, std::shared_ptr<completion_queue_state> queue, std::span<poll_slot> slots,
+                   const attach_options& options);
+    ~attached_queue();
+
+    reactor_core& reactor() const noexcept;
+    completion_queue_state& queue() const noexcept { return *queue_; }
+
+    /// Polls until the queue is empty or the budget is spent, and hands each entry to its operation.
+    unsigned drain(unsigned budget) noexcept;
+    /// The same into a few entries on the stack, at most as many as the queue can hold: part of a quiesce.
+    void sweep() noexcept;
+    bool arm() noexcept;
+    bool armed() const noexcept { return armed_; }
+    void took_event() noexcept;
+    const auto& foreign() const noexcept { return foreign_; }
+    /// The safety re-poll's look, once a tick. True: an event was lost, and the queue will be armed anew.
+    bool event_lost() noexcept;
+
+    bool on_reactor_thread() const noexcept override;
+    void about_to_resize() noexcept override;
+    void resized() noexcept override;
+
+  private:
+    void fail() noexcept;
+
+    completion_pump& pump_;
+    std::shared_ptr<completion_queue_state> queue_;
+    std::span<poll_slot> slots_;
+    std::shared_ptr<const std::function<void(const work_completion&)>> foreign_; ///< may be null
+    bool armed_ = false;
+    bool failed_ = false;
+    bool found_while_armed_ = false;
+    bool overdue_ = false; ///< so it was at the last tick already
+};
+
+/// One completion channel and its attached queues, or the queues that have none. The only place that knows the order
+/// get event → ack → drain → arm → drain.
+class completion_pump final : public source, public watch {
+  public:
+    completion_pump(reactor_core& reactor, std::shared_ptr<completion_channel_state> channel) noexcept
+        : reactor_(reactor), channel_(std::move(channel)) {}
+    ~completion_pump();
+
+    reactor_core& reactor() const noexcept { return reactor_; }
+    const completion_channel_state* channel() const noexcept { return channel_.get(); }
+    bool empty() const noexcept { return queues_.empty(); }
+    attached_queue* find(const completion_queue_state& queue) const noexcept;
+    attached_queue& add(std::unique_ptr<attached_queue> queue);
+    void remove(attached_queue& queue) noexcept;
+    const std::vector<std::unique_ptr<attached_queue>>& queues() const noexcept { return queues_; }
+
+    // source
+    int fd() const noexcept override { return channel_ ? channel_->native->fd : -1; }
+    unsigned drain(unsigned budget) noexcept override;
+    bool arm() noexcept override;
+    void fail() noexcept override;
+
+    // watch: the channel is readable
+    void ready(unsigned events) noexcept override;
+
+    /// Takes and acks every event there is.
+    void take_all_events() noexcept;
+
+  private:
+    bool take_event() noexcept;
+
+    reactor_core& reactor_;
+    std::shared_ptr<completion_channel_state> channel_; ///< null: queues that are only polled
+    std::vector<std::unique_ptr<attached_queue>> queues_;
+    std::size_t armed_ = 0;
+
+    friend class attached_queue;
+};
+
+} // namespace verbena::detail

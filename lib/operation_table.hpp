@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace verbena::detail {
+
+class operation_state;
+class receiver_core;
+class work_queue;
+class buffer_pool_state;
+
+/// Who learns of a completion.
+enum class entry_kind : std::uint8_t {
+    free,
+    quiet,   ///< nobody: an unsignaled send, resumed when it was posted; a flush marker
+    awaited, ///< an operation: the last request of it
+    member,  ///< an operation: an earlier request of its chain
+    pooled,  ///< nobody, but a pool buffer goes back
+    receive, ///< a receiver's slot
+};
+
+/// One posted work request. Its place in its queue's list is the order of posting.
+struct table_entry {
+    std::uint64_t wr_id = 0; ///< valid for this use; changes at release
+    table_entry* previous = nullptr;
+    table_entry* next = nullptr;
+    work_queue* queue = nullptr;
+    union {
+        operation_state* operation;
+        receiver_core* receiver;
+        buffer_pool_state* pool;
+    };
+    std::uint64_t sequence = 0; ///< position in its queue since the queue was made
+    std::uint32_t slot = 0;     ///< of the receiver or the pool
+    entry_kind kind = entry_kind::free;
+    bool signaled = true;
+
+    table_entry() noexcept : operation(nullptr) {}
+};
+
+/// Maps a `wr_id` to the request that carries it: 16 bits of a magic drawn anew for every table of the process, 26
+/// bits of the entry's generation, 22 bits of its index. One per reactor; grows in chunks, whose addresses stay.
+class operation_table {
+  public:
+    static constexpr std::size_t max_entries = std::size_t{1} << 22;
+
+    operation_table();
+
+    /// Null: the table is full, or memory is.
+    table_entry* acquire() noexcept {
+        if (free_ == nullptr && !grow()) return nullptr;
+        table_entry* entry = free_;
+        free_ = entry->next;
+        ++used_;
+        return entry;
+    }
+    void release(table_entry& entry) noexcept {
+        entry.wr_id = next_generation(entry.wr_id);
+        entry.kind = entry_kind::free;
+        entry.operation = nullptr;
+        entry.next = free_;
+        free_ = &entry;
+        --used_;
+    }
+
+    /// True if some operation of this table carried the number once.
+    bool ours(std::uint64_t wr_id) const noexcept { return wr_id >> 48 == magic_ && index(wr_id) < size_; }
+    /// Null for a number that is not carried now.
+    table_entry* find(std::uint64_t wr_id) noexcept {
+        if (!ours(wr_id)) return nullptr;
+        table_entry& entry = chunks_[index(wr_id) / chunk_size][index(wr_id) % chunk_size];
+        return entry.wr_id == wr_id && entry.kind != entry_kind::free ? &entry : nullptr;
+    }
+    std::size_t used() const noexcept { return used_; }
+
+  private:
+    static constexpr std::size_t chunk_size = 1024;
+    static constexpr std::uint64_t generation_one = std::uint64_t{1} << 22;
+    static constexpr std::uint64_t generation_mask = ((std::uint64_t{1} << 26) - 1) << 22;
+
+    static std::size_t index(std::uint64_t wr_id) noexcept { return wr_id & (max_entries - 1); }
+    static std::uint64_t next_generation(std::uint64_t wr_id) noexcept {
+        return (wr_id & ~generation_mask) | ((wr_id + generation_one) & generation_mask);
+    }
+    bool grow() noexcept;
+
+    std::uint64_t magic_;
+    table_entry* free_ = nullptr;
+    std::size_t used_ = 0;
+    std::size_t size_ = 0;
+    std::vector<std::unique_ptr<table_entry[]>> chunks_;
+};
+
+} // namespace verbena::detail

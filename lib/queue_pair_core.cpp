@@ -1,0 +1,656 @@
+#include "queue_pair_core.hpp"
+
+#include "check.hpp"
+#include "reactor_core.hpp"
+#include "receiver_core.hpp"
+
+#include <verbena/detail/broken_rule.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <string>
+
+namespace verbena::detail {
+namespace {
+
+constexpr std::chrono::milliseconds drain_limit{100};
+
+[[noreturn]] void fatal(const std::string& rule) noexcept { broken_rule(rule.c_str()); }
+
+completion_outcome failed_with(errc condition, const char* verb, const char* note = nullptr) noexcept {
+    completion_outcome o;
+    o.failed = true;
+    o.code = make_code(condition);
+    o.verb = verb;
+    o.note = note;
+    return o;
+}
+
+error error_of(const completion_outcome& o) {
+    error e(o.code, o.verb);
+    e.with_completion(o.qp_num, o.vendor_error).with_root_cause(o.root_cause);
+    if (o.note != nullptr) e.with_note(o.note);
+    return e;
+}
+
+ibv_wr_opcode opcode_of(const work_request& request) noexcept {
+    switch (request.kind) {
+    case work_kind::write: return request.has_immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
+    case work_kind::read: return IBV_WR_RDMA_READ;
+    case work_kind::fetch_add: return IBV_WR_ATOMIC_FETCH_AND_ADD;
+    case work_kind::compare_swap: return IBV_WR_ATOMIC_CMP_AND_SWP;
+    default: return request.has_immediate ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND;
+    }
+}
+
+// The device's library reads the list; it has no const in its interface.
+ibv_sge* sge_of(const slice_list& list) noexcept {
+    return reinterpret_cast<ibv_sge*>(const_cast<memory_slice*>(list.data()));
+}
+
+void fill(ibv_send_wr& wr, const work_request& request, std::uint64_t wr_id, bool signaled, bool datagram) noexcept {
+    wr.wr_id = wr_id;
+    wr.next = nullptr;
+    wr.sg_list = sge_of(request.local);
+    wr.num_sge = static_cast<int>(request.local.size());
+    wr.opcode = opcode_of(request);
+    unsigned flags = 0;
+    if (signaled) flags |= IBV_SEND_SIGNALED;
+    if (request.solicited) flags |= IBV_SEND_SOLICITED;
+    if (request.fence) flags |= IBV_SEND_FENCE;
+    if (request.local.inlined()) flags |= IBV_SEND_INLINE;
+    wr.send_flags = flags;
+    wr.imm_data = __builtin_bswap32(request.immediate);
+    if (datagram) {
+        wr.wr.ud.ah = request.to.native_handle();
+        wr.wr.ud.remote_qpn = request.to.qp_num();
+        wr.wr.ud.remote_qkey = request.to.qkey();
+    } else if (request.kind == work_kind::write || request.kind == work_kind::read) {
+        wr.wr.rdma.remote_addr = request.remote.address;
+        wr.wr.rdma.rkey = request.remote.rkey;
+    } else if (request.kind != work_kind::send) {
+        wr.wr.atomic.remote_addr = request.remote.address;
+        wr.wr.atomic.rkey = request.remote.rkey;
+        wr.wr.atomic.compare_add = request.compare_add;
+        wr.wr.atomic.swap = request.swap;
+    }
+}
+
+// The verbs answer an errno value; how many of the chain were posted follows from where it stopped.
+template <class Wr, class Post>
+std::error_code post_chain(Wr* first, Wr*& bad, Post&& post, const char* verb) noexcept {
+    bad = nullptr;
+    const auto answer = check_errno_value(verb, [&] { return post(first, &bad); });
+    if (answer) return {};
+    if (bad == nullptr) bad = first;
+    return answer.error().code();
+}
+
+} // namespace
+
+queue_pair_core::queue_pair_core(queue_pair_setup setup, ibv_qp* native) noexcept
+    : setup_(std::move(setup)), native_(native), send_(this, true, setup_.max_send),
+      recv_(this, false, setup_.max_recv) {}
+
+queue_pair_core::~queue_pair_core() {
+    if (reactor_ != nullptr) {
+        if (!reactor_->on_thread()) fatal("a queue pair was destroyed on a thread that its reactor does not run on");
+        quiesce(make_code(errc::closed));
+        unbind();
+    }
+    if (receiver_ != nullptr) receiver_->queue_gone();
+    if (native_ != nullptr) {
+        const auto destroyed = check_errno_value("ibv_destroy_qp", [this] { return ibv_destroy_qp(native_); });
+        if (!destroyed && destroyed.error().code() != system_code(EIO))
+            fatal("ibv_destroy_qp refused a queue pair: " + destroyed.error().message());
+    }
+    setup_.send_cq->release(setup_.max_send);
+    setup_.recv_cq->release(setup_.max_recv);
+    if (setup_.srq) setup_.srq->leave(*setup_.recv_cq);
+}
+
+completion_outcome queue_pair_core::fallen() const noexcept {
+    completion_outcome o = failed_with(errc::connection_reset, "queue pair");
+    o.root_cause = root_cause_;
+    o.qp_num = setup_.local.qp_num;
+    o.vendor_error = root_vendor_error_;
+    return o;
+}
+
+std::optional<completion_outcome> queue_pair_core::bind() noexcept {
+    const auto* sends = static_cast<const attached_queue*>(setup_.send_cq->attachment.load());
+    const auto* receives = static_cast<const attached_queue*>(setup_.recv_cq->attachment.load());
+    if (sends == nullptr || receives == nullptr)
+        return failed_with(errc::not_attached, "await", "attach the queue pair's completion queues to a reactor first");
+    if (&sends->reactor() != &receives->reactor())
+        return failed_with(errc::invalid_argument, "await",
+                           "the queue pair's completion queues are attached to two reactors");
+    if (setup_.srq && !setup_.srq->belongs_to(sends->reactor()))
+        return failed_with(errc::invalid_argument, "await",
+                           "the shared receive queue belongs to another reactor than the receive completion queue");
+    if (!sends->reactor().on_thread()) return failed_with(errc::wrong_thread, "await");
+    reactor_ = &sends->reactor();
+    reactor_->pairs.push_back(in_reactor);
+    return std::nullopt;
+}
+
+void queue_pair_core::unbind() noexcept {
+    in_reactor.unlink();
+    in_attention.unlink();
+    in_batches.unlink();
+    reactor_->timers.remove(drain_);
+    reactor_ = nullptr;
+}
+
+const char* queue_pair_core::mistake_in(const work_request& request) const noexcept {
+    const bool receives = request.kind == work_kind::recv;
+    if (receives && setup_.srq) return "this queue pair receives through its shared receive queue";
+    if (request.local.size() > (receives ? setup_.max_recv_slices : setup_.max_send_slices))
+        return "more slices than the queue pair was created for";
+    if (request.local.inlined()) {
+        if (receives || request.kind == work_kind::read) return "inline data cannot receive";
+        if (request.local.bytes() > setup_.max_inline) return "more inline data than max_inline";
+    }
+    if (request.kind == work_kind::write || request.kind == work_kind::read) {
+        if (request.local.bytes() > request.remote.length) return "more local than remote bytes";
+    } else if (request.kind == work_kind::fetch_add || request.kind == work_kind::compare_swap) {
+        if (request.local.size() != 1 || request.local.data()->length != 8 || request.remote.length != 8 ||
+            request.remote.address % 8 != 0)
+            return "an atomic takes 8 local and 8 aligned remote bytes";
+    }
+    if (setup_.type == queue_pair_type::ud) {
+        if (request.kind != work_kind::send && !receives) return "a UD queue pair can only send and receive";
+        if (!receives && request.to.native_handle() == nullptr) return "a UD send names its destination: send_to";
+    } else if (request.to.native_handle() != nullptr) {
+        return "only a UD queue pair sends to a destination";
+    }
+    return nullptr;
+}
+
+std::optional<completion_outcome> queue_pair_core::admit(const work_request* requests, std::uint32_t count) noexcept {
+    if (reactor_ == nullptr) {
+        if (quiesced_) return fallen();
+        if (auto refused = bind()) return refused;
+    } else if (!reactor_->on_thread()) {
+        return failed_with(errc::wrong_thread, "await");
+    }
+    if (failed_ || noted_) return fallen();
+    const bool receives = requests->kind == work_kind::recv;
+    if (usage_ == usage::by_hand || (receives && receiver_ != nullptr))
+        return failed_with(errc::in_use, "await",
+                           usage_ == usage::by_hand ? "the queue pair is posted to by hand"
+                                                    : "the queue pair's receives belong to its receiver");
+    if (!connected_ && !receives) return failed_with(errc::not_connected, "await", "connect the queue pair first");
+    if (count > (receives ? recv_ : send_).capacity())
+        return failed_with(errc::invalid_argument, "await", "more requests than the queue holds");
+    for (std::uint32_t i = 0; i < count; ++i) {
+        if (const char* mistake = mistake_in(requests[i])) return failed_with(errc::invalid_argument, "await", mistake);
+        if ((requests[i].kind == work_kind::recv) != receives)
+            return failed_with(errc::invalid_argument, "await", "a chain belongs to one queue");
+    }
+    usage_ = usage::awaited;
+    return std::nullopt;
+}
+
+work_queue& queue_pair_core::queue_of(const operation_state& operation) noexcept {
+    return operation.requests_->kind == work_kind::recv ? recv_ : send_;
+}
+
+bool queue_pair_core::submit(operation_state& operation) noexcept {
+    if (auto refused = admit(operation.requests_, operation.count_)) [[unlikely]] {
+        operation.outcome_ = *refused;
+        operation.phase_ = operation_phase::ended;
+        return false;
+    }
+    work_queue& queue = queue_of(operation);
+    if (queue.room() < operation.count_ || !queue.waiting.empty()) {
+        operation.phase_ = operation_phase::queued;
+        queue.waiting.push_back(operation);
+        return true;
+    }
+    return dispose(operation);
+}
+
+/// There is room: posts, or lets the flush post. True: the operation will be resumed.
+bool queue_pair_core::dispose(operation_state& operation) noexcept {
+    work_queue& queue = queue_of(operation);
+    queue.take(operation.count_);
+    if (setup_.post_mode == post_mode::immediate) return post_one(operation);
+    operation.phase_ = operation_phase::batched;
+    queue.batch.push_back(operation);
+    want_flush();
+    return true;
+}
+
+/// Takes the entries and writes the requests. The last request of a chain, and every UD send, is signaled; an unsignaled
+/// one is resumed when it is posted, so that its entry names nobody. False: no entries; the operation has ended.
+bool queue_pair_core::prepare(operation_state& operation, ibv_send_wr* wr) noexcept {
+    const std::uint32_t count = operation.count_;
+    const bool datagram = setup_.type == queue_pair_type::ud;
+    for (std::uint32_t i = 0; i < count; ++i) {
+        const work_request& request = operation.requests_[i];
+        const bool last = i + 1 == count;
+        const bool wanted = last && (request.signaled || count > 1);
+        const bool signaled = wanted || datagram || send_.must_signal();
+        table_entry* entry = send_.append(*reactor_, signaled);
+        if (entry == nullptr) {
+            for (std::uint32_t k = 0; k < i; ++k) send_.revoke(*reactor_, *send_.last());
+            return false;
+        }
+        entry->operation = &operation;
+        entry->kind = !last ? entry_kind::member : wanted ? entry_kind::awaited : entry_kind::quiet;
+        fill(wr[i], request, entry->wr_id, signaled, datagram);
+        if (i > 0) wr[i - 1].next = &wr[i];
+    }
+    operation.last_ = send_.last();
+    operation.phase_ = operation_phase::posted;
+    return true;
+}
+
+bool queue_pair_core::prepare(operation_state& operation, ibv_recv_wr& wr) noexcept {
+    table_entry* entry = recv_.append(*reactor_, true);
+    if (entry == nullptr) return false;
+    entry->operation = &operation;
+    entry->kind = entry_kind::awaited;
+    wr = {.wr_id = entry->wr_id,
+          .next = nullptr,
+          .sg_list = sge_of(operation.requests_->local),
+          .num_sge = static_cast<int>(operation.requests_->local.size())};
+    operation.last_ = entry;
+    operation.phase_ = operation_phase::posted;
+    return true;
+}
+
+/// After a post of which the device took the first `posted` requests of this operation and refused the next with `code`.
+/// True: it will be resumed by a completion. Touches the operation only if there was a failure, or nothing is awaited.
+bool queue_pair_core::settle(operation_state& operation, std::uint32_t posted, std::error_code code) noexcept {
+    work_queue& queue = queue_of(operation);
+    if (operation.last_ == nullptr && posted == 0) { // no entries could be had
+        queue.give(operation.count_);
+        operation.outcome_ = failed_with(errc::resource, "await", "too many operations are outstanding");
+        operation.phase_ = operation_phase::ended;
+        return false;
+    }
+    table_entry* entry = operation.last_;
+    for (std::uint32_t i = posted; i < operation.count_; ++i) {
+        table_entry* before = entry->previous;
+        queue.revoke(*reactor_, *entry);
+        entry = before;
+    }
+    queue.give(operation.count_ - posted);
+    operation.outcome_.failed = true;
+    operation.outcome_.code = code;
+    operation.outcome_.qp_num = setup_.local.qp_num;
+    operation.outcome_.verb = &queue == &recv_ ? "ibv_post_recv" : "ibv_post_send";
+    if (posted == 0) {
+        operation.phase_ = operation_phase::ended;
+        operation.last_ = nullptr;
+        return false;
+    }
+    // Half a chain is with the device: it ends when the queue pair has been flushed.
+    entry->kind = entry_kind::awaited;
+    operation.last_ = entry;
+    note_failure(code, 0);
+    return true;
+}
+
+bool queue_pair_core::post_one(operation_state& operation) noexcept {
+    if (operation.requests_->kind == work_kind::recv) {
+        ibv_recv_wr wr;
+        if (!prepare(operation, wr)) return settle(operation, 0, {});
+        ibv_recv_wr* bad;
+        const auto code =
+            post_chain(&wr, bad, [this](auto* first, auto** b) { return ibv_post_recv(native_, first, b); }, "ibv_post_recv");
+        return code ? settle(operation, 0, code) : true;
+    }
+    ibv_send_wr one;
+    ibv_send_wr* wrs = &one;
+    if (operation.count_ > 1) {
+        if (send_wrs_.size() < operation.count_) send_wrs_.resize(setup_.max_send);
+        wrs = send_wrs_.data();
+    }
+    const bool quiet = operation.count_ == 1 && !operation.requests_->signaled;
+    if (!prepare(operation, wrs)) return settle(operation, 0, {});
+    ibv_send_wr* bad;
+    const auto code =
+        post_chain(wrs, bad, [this](auto* first, auto** b) { return ibv_post_send(native_, first, b); }, "ibv_post_send");
+    if (code) return settle(operation, static_cast<std::uint32_t>(bad - wrs), code);
+    if (!quiet) return true;
+    operation.phase_ = operation_phase::ended;
+    return false;
+}
+
+template <class Wr, class Post>
+void queue_pair_core::flush_queue(work_queue& queue, std::vector<Wr>& wrs, Post&& post) noexcept {
+    list<operation_state> flight;
+    std::uint32_t filled = 0;
+    while (!queue.batch.empty()) {
+        operation_state& operation = queue.batch.pop_front();
+        bool prepared;
+        if constexpr (std::is_same_v<Wr, ibv_send_wr>)
+            prepared = prepare(operation, &wrs[filled]);
+        else
+            prepared = prepare(operation, wrs[filled]);
+        if (!prepared) {
+            settle(operation, 0, {});
+            reactor_->ready.push(operation);
+            continue;
+        }
+        if (filled > 0) wrs[filled - 1].next = &wrs[filled];
+        filled += operation.count_;
+        flight.push_back(operation);
+    }
+    // What stands behind a refused request is posted again: the first call did not get to it.
+    std::uint32_t start = 0;
+    while (start < filled) {
+        Wr* bad = nullptr;
+        const auto code = post_chain(&wrs[start], bad, post, "post");
+        const auto taken = code ? static_cast<std::uint32_t>(bad - wrs.data()) : filled;
+        while (start < filled && !flight.empty()) {
+            operation_state& operation = flight.pop_front();
+            const std::uint32_t count = operation.count_;
+            if (start + count <= taken) {
+                start += count;
+                if (operation.last_->kind == entry_kind::quiet) {
+                    operation.phase_ = operation_phase::ended;
+                    operation.last_ = nullptr;
+                    reactor_->ready.push(operation);
+                }
+                continue;
+            }
+            if (!settle(operation, taken - start, code)) reactor_->ready.push(operation);
+            start += count;
+            break;
+        }
+    }
+}
+
+void queue_pair_core::flush() noexcept {
+    in_batches.unlink();
+    if (receiver_ != nullptr) receiver_->post_returned();
+    if (!recv_.batch.empty()) {
+        if (recv_wrs_.empty()) recv_wrs_.resize(setup_.max_recv);
+        flush_queue(recv_, recv_wrs_, [this](auto* first, auto** bad) { return ibv_post_recv(native_, first, bad); });
+    }
+    if (!send_.batch.empty()) {
+        if (send_wrs_.empty()) send_wrs_.resize(setup_.max_send);
+        flush_queue(send_, send_wrs_, [this](auto* first, auto** bad) { return ibv_post_send(native_, first, bad); });
+    }
+}
+
+void queue_pair_core::leave(operation_state& operation) noexcept {
+    if (!reactor_->on_thread())
+        fatal("a coroutine was destroyed, while its work request was outstanding, on a thread that its reactor does not run on");
+    if (operation.phase_ == operation_phase::batched) {
+        queue_of(operation).give(operation.count_);
+        operation.unlink();
+        want_attention();
+        return;
+    }
+    reactor_->sweep(*setup_.send_cq);
+    reactor_->sweep(*setup_.recv_cq);
+    if (operation.phase_ == operation_phase::ended) return; // its completion was there: the connection lives on
+    // Ends the operation like all others: onto the ready list, from which its destructor takes it.
+    quiesce(make_code(errc::stopped));
+}
+
+bool queue_pair_core::submit(flush_state& flush) noexcept {
+    if (reactor_ == nullptr || !reactor_->on_thread()) {
+        // Without a reactor nothing was ever awaited, so nothing is owed.
+        if (reactor_ != nullptr) flush.outcome_ = failed_with(errc::wrong_thread, "flushed");
+        else if (quiesced_) flush.outcome_ = fallen();
+        return false;
+    }
+    reactor_->flush_batches();
+    if (send_.empty() || failed_) {
+        if (failed_) flush.outcome_ = fallen();
+        if (send_.empty()) return false;
+    }
+    flush.awaited_ = send_.last()->sequence;
+    flushes_.push_back(flush);
+    if (!send_.last()->signaled) want_attention();
+    return true;
+}
+
+bool queue_pair_core::post_marker() noexcept {
+    if (send_.room() == 0) return false;
+    table_entry* entry = send_.append(*reactor_, true);
+    if (entry == nullptr) return false;
+    entry->kind = entry_kind::quiet;
+    ibv_send_wr wr;
+    fill(wr, write_request{.local = {}, .remote = {}}, entry->wr_id, true, false);
+    ibv_send_wr* bad;
+    const auto code =
+        post_chain(&wr, bad, [this](auto* first, auto** b) { return ibv_post_send(native_, first, b); }, "ibv_post_send");
+    if (code) {
+        send_.revoke(*reactor_, *entry);
+        return false;
+    }
+    send_.take(1);
+    return true;
+}
+
+void queue_pair_core::end_flushes() noexcept {
+    while (!flushes_.empty() && send_.done(flushes_.front().awaited_)) {
+        flush_state& flush = flushes_.pop_front();
+        if (failed_) flush.outcome_ = fallen();
+        reactor_->ready.push(flush);
+    }
+    if (!flushes_.empty() && !failed_ && !send_.empty() && !send_.last()->signaled) post_marker();
+}
+
+result<void> queue_pair_core::send_detached(const work_request& request, pool_token token) noexcept {
+    if (auto refused = admit(&request, 1)) {
+        refused->verb = "send_detached";
+        return error_of(*refused);
+    }
+    if (!send_.batch.empty()) reactor_->flush_batches();
+    table_entry* entry = nullptr;
+    const bool signaled = token.pool != nullptr || send_.must_signal() || setup_.type == queue_pair_type::ud;
+    if (send_.room() == 0 || !send_.waiting.empty() || (entry = send_.append(*reactor_, signaled)) == nullptr)
+        return error(errc::resource, "send_detached").with_note("the send queue is full");
+    entry->kind = token.pool != nullptr ? entry_kind::pooled : entry_kind::quiet;
+    if (token.pool != nullptr) {
+        entry->pool = token.pool;
+        entry->slot = token.index;
+    }
+    ibv_send_wr wr;
+    fill(wr, request, entry->wr_id, signaled, setup_.type == queue_pair_type::ud);
+    ibv_send_wr* bad;
+    const auto code =
+        post_chain(&wr, bad, [this](auto* first, auto** b) { return ibv_post_send(native_, first, b); }, "ibv_post_send");
+    if (code) {
+        send_.revoke(*reactor_, *entry);
+        return error(code, "ibv_post_send").with_completion(setup_.local.qp_num, 0);
+    }
+    send_.take(1);
+    return {};
+}
+
+result<void> queue_pair_core::post_by_hand(const work_request& request, std::uint64_t wr_id) noexcept {
+    if (usage_ == usage::awaited || receiver_ != nullptr)
+        return error(errc::in_use, "post").with_note("the queue pair's operations are awaited");
+    if (const char* mistake = mistake_in(request)) return error(errc::invalid_argument, "post").with_note(mistake);
+    if (!connected_ && request.kind != work_kind::recv) return error(errc::not_connected, "post");
+    usage_ = usage::by_hand;
+    if (request.kind == work_kind::recv) {
+        ibv_recv_wr wr{.wr_id = wr_id,
+                       .next = nullptr,
+                       .sg_list = sge_of(request.local),
+                       .num_sge = static_cast<int>(request.local.size())};
+        ibv_recv_wr* bad;
+        return check_errno_value("ibv_post_recv", [&] { return ibv_post_recv(native_, &wr, &bad); });
+    }
+    ibv_send_wr wr;
+    fill(wr, request, wr_id, request.signaled, setup_.type == queue_pair_type::ud);
+    ibv_send_wr* bad;
+    return check_errno_value("ibv_post_send", [&] { return ibv_post_send(native_, &wr, &bad); });
+}
+
+result<void> queue_pair_core::adopt(receiver_core& receiver) {
+    const work_request probe = recv_request{};
+    if (setup_.srq)
+        return error(errc::invalid_argument, "receiver::create")
+            .with_note("the queue pair has a shared receive queue: make the receiver on that");
+    if (receiver_ != nullptr || !recv_.empty() || !recv_.waiting.empty())
+        return error(errc::in_use, "receiver::create").with_note("the queue pair's receives have a user already");
+    if (auto refused = admit(&probe, 1)) {
+        refused->verb = "receiver::create";
+        return error_of(*refused);
+    }
+    receiver_ = &receiver;
+    return {};
+}
+
+bool queue_pair_core::post_receive(receiver_core& receiver, std::uint32_t slot, memory_slice slice) noexcept {
+    if (recv_.room() == 0) return false;
+    table_entry* entry = recv_.append(*reactor_, true);
+    if (entry == nullptr) return false;
+    entry->kind = entry_kind::receive;
+    entry->receiver = &receiver;
+    entry->slot = slot;
+    auto* sge = reinterpret_cast<ibv_sge*>(&slice);
+    ibv_recv_wr wr{.wr_id = entry->wr_id, .next = nullptr, .sg_list = sge, .num_sge = 1};
+    ibv_recv_wr* bad;
+    const auto code =
+        post_chain(&wr, bad, [this](auto* first, auto** b) { return ibv_post_recv(native_, first, b); }, "ibv_post_recv");
+    if (code) {
+        recv_.revoke(*reactor_, *entry);
+        return false;
+    }
+    recv_.take(1);
+    return true;
+}
+
+void queue_pair_core::note_failure(std::error_code code, std::uint32_t vendor_error) noexcept {
+    if (failed_ || noted_) return;
+    noted_ = true;
+    root_cause_ = code;
+    root_vendor_error_ = vendor_error;
+    want_attention();
+}
+
+void queue_pair_core::want_flush() noexcept {
+    if (!in_batches.linked()) reactor_->batches.push_back(in_batches);
+}
+
+void queue_pair_core::want_attention() noexcept {
+    if (reactor_ != nullptr && !in_attention.linked()) reactor_->attention.push_back(in_attention);
+}
+
+void queue_pair_core::lose_queue(std::error_code cause) noexcept {
+    note_failure(cause, 0);
+    lost_ = true;
+    want_attention();
+}
+
+void queue_pair_core::attend() noexcept {
+    in_attention.unlink();
+    if (lost_) quiesce(root_cause_);
+    if (noted_) {
+        if (setup_.type == queue_pair_type::ud) {
+            // A failed send stops the send queue only (SQE); a receive that did not fit stops nothing at all.
+            ibv_qp_attr attr{};
+            ibv_qp_init_attr init{};
+            if (ibv_query_qp(native_, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state != IBV_QPS_ERR) {
+                noted_ = false;
+                root_cause_ = {};
+                if (attr.qp_state == IBV_QPS_SQE) {
+                    attr = {};
+                    attr.qp_state = IBV_QPS_RTS;
+                    attr.cur_qp_state = IBV_QPS_SQE;
+                    if (ibv_modify_qp(native_, &attr, IBV_QP_STATE | IBV_QP_CUR_STATE) != 0)
+                        note_failure(make_code(errc::connection_reset), 0);
+                }
+            }
+        }
+        if (noted_) start_failing();
+    }
+    if (!failed_) {
+        post_waiting(send_);
+        post_waiting(recv_);
+    }
+    end_flushes();
+}
+
+void queue_pair_core::post_waiting(work_queue& queue) noexcept {
+    while (!queue.waiting.empty() && queue.waiting.front().count_ <= queue.room()) {
+        operation_state& operation = queue.waiting.pop_front();
+        if (!dispose(operation)) reactor_->ready.push(operation);
+    }
+}
+
+/// The device has put the queue pair into the error state, or is about to. Nothing is posted from here on; what is
+/// outstanding is flushed, or ended when the time for that is over.
+void queue_pair_core::start_failing() noexcept {
+    noted_ = false;
+    failed_ = true;
+    to_error_state();
+    const completion_outcome failure = fallen();
+    send_.end_waiting(*reactor_, failure);
+    recv_.end_waiting(*reactor_, failure);
+    in_batches.unlink();
+    if (receiver_ != nullptr && setup_.type == queue_pair_type::ud) receiver_->fail(error_of(failure));
+    if (send_.empty() && recv_.empty()) return;
+    // rxe does not flush a receive that was posted after the queue pair had failed by itself, unless told once more.
+    to_error_state();
+    reactor_->timers.add(drain_, reactor_->clock().now() + drain_limit);
+}
+
+void queue_pair_core::to_error_state() noexcept {
+    ibv_qp_attr attr{};
+    attr.qp_state = IBV_QPS_ERR;
+    ibv_modify_qp(native_, &attr, IBV_QP_STATE);
+}
+
+void queue_pair_core::take_from_device() noexcept {
+    ibv_qp_attr attr{};
+    attr.qp_state = IBV_QPS_RESET;
+    const auto reset = check_errno_value("ibv_modify_qp", [&] { return ibv_modify_qp(native_, &attr, IBV_QP_STATE); });
+    if (reset || reset.error().code() == system_code(EIO)) return;
+    const auto destroyed = check_errno_value("ibv_destroy_qp", [this] { return ibv_destroy_qp(native_); });
+    if (!destroyed && destroyed.error().code() != system_code(EIO))
+        fatal("a queue pair can neither be reset nor destroyed, so that its buffers cannot be given back: " +
+            destroyed.error().message());
+    native_ = nullptr;
+}
+
+void queue_pair_core::quiesce(std::error_code cause) noexcept {
+    if (quiesced_) return;
+    reactor_->timers.remove(drain_);
+    if (!send_.empty() || !recv_.empty()) {
+        reactor_->sweep(*setup_.send_cq);
+        reactor_->sweep(*setup_.recv_cq);
+    }
+    if (!failed_ && !noted_) root_cause_ = cause;
+    noted_ = false;
+    failed_ = true;
+    quiesced_ = true;
+    if (native_ != nullptr) {
+        to_error_state();
+        take_from_device();
+    }
+    if (!send_.empty() || !recv_.empty()) {
+        reactor_->sweep(*setup_.send_cq);
+        reactor_->sweep(*setup_.recv_cq);
+    }
+    const completion_outcome failure = fallen();
+    send_.end_all(*reactor_, failure);
+    recv_.end_all(*reactor_, failure);
+    send_.end_waiting(*reactor_, failure);
+    recv_.end_waiting(*reactor_, failure);
+    in_batches.unlink();
+    in_attention.unlink();
+    if (receiver_ != nullptr) receiver_->fail(error_of(failure));
+    end_flushes();
+}
+
+bool operation_state::submit(operation_state& operation) noexcept { return operation.qp_->submit(operation); }
+void operation_state::leave() noexcept { qp_->leave(*this); }
+error operation_state::failure() const { return error_of(outcome_); }
+
+bool flush_state::submit(flush_state& flush) noexcept { return flush.qp_->submit(flush); }
+error flush_state::failure() const { return error_of(outcome_); }
+
+} // namespace verbena::detail

@@ -1,0 +1,156 @@
+#pragma once
+
+#include "verbs/states.hpp"
+#include "work_queue.hpp"
+
+#include <verbena/detail/timer.hpp>
+#include <verbena/verbs/queue_pair.hpp>
+
+#include <infiniband/verbs.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace verbena::detail {
+
+class queue_pair_core;
+class reactor_core;
+class receiver_core;
+
+/// One membership of a queue pair in a list of its reactor.
+struct pair_link : list_node {
+    explicit pair_link(queue_pair_core& p) noexcept : pair(&p) {}
+    queue_pair_core* pair;
+};
+
+/// What does not change after the creation of a queue pair.
+struct queue_pair_setup {
+    std::shared_ptr<protection_domain_state> domain;
+    std::shared_ptr<completion_queue_state> send_cq;
+    std::shared_ptr<completion_queue_state> recv_cq;
+    std::shared_ptr<shared_receive_queue_state> srq; ///< may be null
+    queue_pair_type type = queue_pair_type::rc;
+    verbena::post_mode post_mode = verbena::post_mode::immediate;
+    std::uint32_t max_send = 0;
+    std::uint32_t max_recv = 0;
+    std::uint32_t max_send_slices = 0;
+    std::uint32_t max_recv_slices = 0;
+    std::uint32_t max_inline = 0;
+    std::uint8_t port = 1;
+    std::uint8_t gid_index = 0;
+    std::uint32_t psn = 0;
+    verbena::endpoint local;
+};
+
+/// A queue pair as the runtime sees it: posts, matches completions to operations, fails, and quiesces.
+///
+/// Software ends an operation only in `quiesce`, after the device has let go of the queue pair.
+class queue_pair_core {
+  public:
+    /// Takes over `native` and the reservations in the completion queues.
+    queue_pair_core(queue_pair_setup setup, ibv_qp* native) noexcept;
+    ~queue_pair_core();
+    queue_pair_core(const queue_pair_core&) = delete;
+    queue_pair_core& operator=(const queue_pair_core&) = delete;
+
+    const queue_pair_setup& setup() const noexcept { return setup_; }
+    ibv_qp* native() const noexcept { return native_; }
+    reactor_core* reactor() const noexcept { return reactor_; }
+    void set_local(const verbena::endpoint& local) noexcept { setup_.local = local; }
+    void set_connected() noexcept { connected_ = true; }
+    bool failed() const noexcept { return failed_; }
+    /// How operations that fall with the queue pair end.
+    completion_outcome fallen() const noexcept;
+
+    // From coroutines.
+    bool submit(operation_state& operation) noexcept;
+    bool submit(flush_state& flush) noexcept;
+    /// The coroutine of a posted or batched operation is being destroyed.
+    void leave(operation_state& operation) noexcept;
+    result<void> send_detached(const work_request& request, pool_token token) noexcept;
+    result<void> post_by_hand(const work_request& request, std::uint64_t wr_id) noexcept;
+
+    // For the receiver.
+    result<void> adopt(receiver_core& receiver);
+    bool post_receive(receiver_core& receiver, std::uint32_t slot, memory_slice slice) noexcept;
+
+    // From the reactor.
+    work_queue& sends() noexcept { return send_; }
+    bool flushing() const noexcept { return !flushes_.empty(); }
+    /// A completion of this queue pair failed. Acts later, in `attend`, when the batch has been read.
+    void note_failure(std::error_code code, std::uint32_t vendor_error) noexcept;
+    /// A completion queue of it cannot be polled any more.
+    void lose_queue(std::error_code cause) noexcept;
+    void want_attention() noexcept;
+    void want_flush() noexcept;
+    /// After a batch: reacts to a failure, posts what waited for room, ends flushes.
+    void attend() noexcept;
+    /// Posts the batch: receives first.
+    void flush() noexcept;
+    /// Takes the queue pair from the device, collects what had completed, and ends the rest with `cause` as root cause.
+    /// The error state, then RESET or destruction; afterwards no buffer of it is touched any more.
+    void quiesce(std::error_code cause) noexcept;
+    void unbind() noexcept;
+    bool uses(const completion_queue_state& queue) const noexcept {
+        return setup_.send_cq.get() == &queue || setup_.recv_cq.get() == &queue;
+    }
+
+  private:
+    enum class usage : std::uint8_t { none, by_hand, awaited };
+
+    /// Finds the reactor and makes it ours. An error's outcome otherwise.
+    std::optional<completion_outcome> bind() noexcept;
+    std::optional<completion_outcome> admit(const work_request* requests, std::uint32_t count) noexcept;
+    const char* mistake_in(const work_request& request) const noexcept;
+    bool dispose(operation_state& operation) noexcept;
+    bool post_one(operation_state& operation) noexcept;
+    bool prepare(operation_state& operation, ibv_send_wr* wr) noexcept;
+    bool prepare(operation_state& operation, ibv_recv_wr& wr) noexcept;
+    bool settle(operation_state& operation, std::uint32_t posted, std::error_code code) noexcept;
+    template <class Wr, class Post>
+    void flush_queue(work_queue& queue, std::vector<Wr>& wrs, Post&& post) noexcept;
+    void post_waiting(work_queue& queue) noexcept;
+    void start_failing() noexcept;
+    void end_flushes() noexcept;
+    bool post_marker() noexcept;
+    void to_error_state() noexcept;
+    void take_from_device() noexcept;
+    work_queue& queue_of(const operation_state& operation) noexcept;
+
+    queue_pair_setup setup_;
+    ibv_qp* native_;
+    reactor_core* reactor_ = nullptr;
+    usage usage_ = usage::none;
+    bool connected_ = false;
+    bool noted_ = false;  ///< a failure was noted, and not yet attended to
+    bool failed_ = false; ///< nothing is posted any more
+    bool lost_ = false;
+    bool quiesced_ = false;
+    std::error_code root_cause_;
+    std::uint32_t root_vendor_error_ = 0;
+    work_queue send_;
+    work_queue recv_;
+    list<flush_state> flushes_;
+    receiver_core* receiver_ = nullptr;
+    std::vector<ibv_send_wr> send_wrs_; ///< for batches and chains
+    std::vector<ibv_recv_wr> recv_wrs_; ///< for batches
+
+  public:
+    pair_link in_reactor{*this};
+    pair_link in_attention{*this};
+    pair_link in_batches{*this};
+
+  private:
+    /// The time for flushes is over.
+    struct drain_timer final : timer {
+        explicit drain_timer(queue_pair_core& p) noexcept : pair(p) {}
+        void expired() noexcept override { pair.quiesce(pair.root_cause_); }
+        queue_pair_core& pair;
+    };
+    drain_timer drain_{*this};
+};
+
+} // namespace verbena::detail

@@ -1,0 +1,58 @@
+#include "reactor_core.hpp"
+
+#include <verbena/reactor.hpp>
+
+#include <utility>
+
+namespace verbena {
+namespace detail {
+
+void sleep_state::expired() noexcept { reactor->ready.push(*this); }
+
+} // namespace detail
+
+bool sleep_operation::awaiter::await_ready() const noexcept { return until_ <= reactor->clock().now(); }
+void sleep_operation::awaiter::await_suspend(std::coroutine_handle<> waiting) noexcept {
+    continuation = waiting;
+    reactor->timers.add(*this, until_);
+}
+
+void yield_operation::awaiter::await_suspend(std::coroutine_handle<> waiting) noexcept {
+    continuation = waiting;
+    reactor->ready.push(*this);
+}
+
+readable_operation::awaiter::awaiter(detail::reactor_core* reactor, int fd) noexcept : reactor_(reactor), fd_(fd) {}
+readable_operation::awaiter::~awaiter() {
+    if (watch_ && watch_->linked()) (void)reactor_->unwatch(*watch_).has_value();
+}
+void readable_operation::awaiter::await_suspend(std::coroutine_handle<> waiting) {
+    continuation = waiting;
+    watch_ = std::make_unique<detail::readable_watch>(*this, reactor_->ready, fd_);
+    reactor_->watch_readable(*watch_);
+}
+result<void> readable_operation::awaiter::await_resume() {
+    const auto removed = reactor_->unwatch(*watch_);
+    return watch_->outcome() ? removed : watch_->outcome();
+}
+
+reactor::reactor(const reactor_options& options) : core_(std::make_unique<detail::reactor_core>(options)) {}
+reactor::~reactor() = default;
+
+result<void> reactor::attach(const completion_queue& queue, std::span<poll_slot> slots, const attach_options& options) {
+    return core_->attach(detail::access::state(queue), slots, options);
+}
+result<void> reactor::detach(const completion_queue& queue) {
+    if (!queue) return error(errc::invalid_argument, "reactor::detach").with_note("an empty completion queue");
+    return core_->detach(*detail::access::state(queue));
+}
+void reactor::run_until(detail::root_base& root) { core_->run_until(root); }
+result<unsigned> reactor::poll(unsigned budget) { return core_->poll(budget); }
+void reactor::stop() noexcept { core_->stop(); }
+void reactor::post(std::function<void()> function) { core_->post(std::move(function)); }
+sleep_operation reactor::sleep_for(std::chrono::nanoseconds duration) noexcept {
+    return {core_.get(), core_->clock().now() + duration};
+}
+reactor_stats reactor::stats() const noexcept { return core_->stats(); }
+
+} // namespace verbena

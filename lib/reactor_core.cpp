@@ -1,0 +1,363 @@
+#include "reactor_core.hpp"
+
+#include "check.hpp"
+#include "ring.hpp"
+
+#include <verbena/detail/broken_rule.hpp>
+#include <verbena/log.hpp>
+
+#include <algorithm>
+#include <exception>
+#include <system_error>
+#include <utility>
+
+#include <poll.h>
+
+namespace verbena::detail {
+namespace {
+
+constexpr unsigned run_budget = 256;
+constexpr unsigned collect_budget = 64;
+
+// While it lives, what coroutines of this thread make ready goes to the reactor's list.
+class running {
+  public:
+    explicit running(ready_queue& queue) noexcept : before_(exchange_current_queue(&queue)) {}
+    ~running() { exchange_current_queue(before_); }
+    running(const running&) = delete;
+    running& operator=(const running&) = delete;
+
+  private:
+    ready_queue* before_;
+};
+
+// Users' functions may throw: the others are called all the same.
+template <class Range, class F>
+void call_all(Range& range, F&& f) {
+    std::exception_ptr first;
+    for (auto& element : range) {
+        try {
+            f(element);
+        } catch (...) {
+            if (!first) first = std::current_exception();
+        }
+    }
+    if (first) std::rethrow_exception(first);
+}
+
+} // namespace
+
+reactor_core::reactor_core(const reactor_options& options, std::unique_ptr<clock_source> clock)
+    : options_(options), clock_(clock ? std::move(clock) : std::make_unique<real_clock>()),
+      check_interval_(options.safety_repoll) {}
+
+reactor_core::~reactor_core() {
+    if (!on_thread()) broken_rule("a reactor was destroyed on another thread than the one that runs it");
+    while (!pairs.empty()) {
+        queue_pair_core& pair = *pairs.front().pair;
+        pair.quiesce(make_code(errc::not_attached));
+        pair.unbind();
+    }
+    while (!receivers.empty()) receivers.pop_front().receiver->reactor_gone();
+    while (!readables_.empty()) (void)unwatch(readables_.front()).has_value();
+    if (backend_)
+        for (const auto& pump : pumps_) {
+            pump->take_all_events();
+            if (pump->fd() >= 0) (void)backend_->remove(*pump).has_value();
+        }
+    pumps_.clear();
+    waker_.store(nullptr);
+}
+
+const void* reactor_core::this_thread() noexcept {
+    static thread_local const char token = 0;
+    return &token;
+}
+
+result<void> reactor_core::start() {
+    if (!on_thread())
+        return error(errc::wrong_thread, "reactor::run").with_note("another thread runs this reactor");
+    if (backend_) return {};
+    auto backend = make_ring();
+    if (!backend) return std::move(backend).error();
+    backend_ = std::move(backend).value();
+    for (const auto& pump : pumps_)
+        if (auto watching = watch_channel(*pump); !watching) {
+            backend_.reset();
+            return watching;
+        }
+    readables_.for_each([this](readable_watch& wait) { watch_readable(wait); });
+    owner_.store(this_thread(), std::memory_order_relaxed);
+    counters.backend = backend_->name();
+    waker_.store(backend_.get());
+    return {};
+}
+
+result<void> reactor_core::watch_channel(completion_pump& pump) {
+    if (!backend_ || pump.fd() < 0) return {};
+    return backend_->add(pump, pump.fd(), POLLIN);
+}
+
+void reactor_core::watch_readable(readable_watch& wait) noexcept {
+    if (!wait.linked()) readables_.push_back(wait);
+    if (!backend_) return; // until the start
+    if (auto added = backend_->add(wait, wait.fd(), POLLIN); !added) wait.end(std::move(added));
+}
+
+result<void> reactor_core::unwatch(readable_watch& wait) noexcept {
+    wait.unlink();
+    return backend_ && wait.watching() ? backend_->remove(wait) : result<void>{};
+}
+
+attached_queue* reactor_core::attachment_of(const completion_queue_state& queue) const noexcept {
+    for (const auto& pump : pumps_)
+        if (attached_queue* attached = pump->find(queue)) return attached;
+    return nullptr;
+}
+
+result<void> reactor_core::attach(std::shared_ptr<completion_queue_state> queue, std::span<poll_slot> slots,
+                                  const attach_options& options) {
+    constexpr auto verb = "reactor::attach";
+    if (!on_thread()) return error(errc::wrong_thread, verb);
+    if (!queue) return error(errc::invalid_argument, verb).with_note("an empty completion queue");
+    if (slots.empty()) return error(errc::invalid_argument, verb).with_note("no poll slots");
+    if (!queue->channel && options_.wait.parks())
+        return error(errc::invalid_argument, verb)
+            .with_note("a completion queue without a channel cannot wake a reactor: make it with one, or spin_forever");
+    if (queue->attachment.load() != nullptr)
+        return error(errc::attached, verb)
+            .with_note(attachment_of(*queue) != nullptr ? "to this reactor" : "to another reactor");
+    const auto* channel = queue->channel.get();
+    auto found = std::find_if(pumps_.begin(), pumps_.end(), [&](const auto& p) { return p->channel() == channel; });
+    std::unique_ptr<completion_pump> fresh;
+    if (found == pumps_.end()) {
+        if (channel != nullptr) {
+            const void* nobody = nullptr;
+            if (!queue->channel->owner.compare_exchange_strong(nobody, this))
+                return error(errc::invalid_argument, verb).with_note("its channel belongs to another reactor");
+        }
+        fresh = std::make_unique<completion_pump>(*this, queue->channel);
+        if (auto watching = watch_channel(*fresh); !watching) return watching;
+    }
+    completion_pump& pump = fresh ? *fresh : **found;
+    auto attached = std::make_unique<attached_queue>(pump, queue, slots, options);
+    cq_attachment* none = nullptr;
+    // The attachment's destructor would take away what another reactor has put there.
+    if (!queue->attachment.compare_exchange_strong(none, attached.get()))
+        broken_rule("one completion queue was attached by two threads at once");
+    pump.add(std::move(attached));
+    if (fresh) pumps_.push_back(std::move(fresh));
+    pump.take_all_events();
+    return {};
+}
+
+result<void> reactor_core::detach(completion_queue_state& queue) {
+    constexpr auto verb = "reactor::detach";
+    if (!on_thread()) return error(errc::wrong_thread, verb);
+    attached_queue* attached = attachment_of(queue);
+    if (attached == nullptr) return error(errc::not_attached, verb).with_note("not to this reactor");
+    pairs.for_each([&](pair_link& link) {
+        if (!link.pair->uses(queue)) return;
+        link.pair->quiesce(make_code(errc::not_attached));
+        link.pair->unbind();
+    });
+    const auto pump = std::find_if(pumps_.begin(), pumps_.end(), [&](const auto& p) { return p->find(queue) != nullptr; });
+    (*pump)->remove(*attached);
+    if ((*pump)->empty()) {
+        if (backend_ && (*pump)->fd() >= 0)
+            if (auto removed = backend_->remove(**pump); !removed) return removed;
+        pumps_.erase(pump);
+    }
+    return {};
+}
+
+void reactor_core::sweep(completion_queue_state& queue) noexcept {
+    if (attached_queue* attached = attachment_of(queue)) attached->sweep();
+}
+
+queue_pair_core* reactor_core::find_pair(std::uint32_t qp_num) noexcept {
+    queue_pair_core* found = nullptr;
+    pairs.for_each([&](pair_link& link) {
+        if (link.pair->setup().local.qp_num == qp_num) found = link.pair;
+    });
+    return found;
+}
+
+void reactor_core::queue_failed(completion_queue_state& queue, errc cause) noexcept {
+    pairs.for_each([&](pair_link& link) {
+        if (link.pair->uses(queue)) link.pair->lose_queue(make_code(cause));
+    });
+    receivers.for_each([&](receiver_link& link) {
+        if (link.receiver->uses(queue)) link.receiver->fail(error(cause, "receiver"));
+    });
+}
+
+void reactor_core::stray(const ibv_wc& wc, attached_queue& from) noexcept {
+    if (table.ours(wc.wr_id)) {
+        ++counters.stale;
+        return;
+    }
+    ++counters.foreign;
+    if (from.foreign()) strays_.push_back({from.foreign(), work_completion(wc)});
+}
+
+void reactor_core::flush_batches() noexcept {
+    while (!batches.empty()) batches.front().pair->flush();
+}
+
+unsigned reactor_core::drain(unsigned budget) noexcept {
+    unsigned total = 0;
+    for (const auto& pump : pumps_) total += pump->drain(budget);
+    return total;
+}
+
+void reactor_core::settle() noexcept {
+    while (!attention.empty()) attention.front().pair->attend();
+    if (std::exchange(returned_receives, false))
+        receivers.for_each([](receiver_link& link) { link.receiver->post_returned(); });
+}
+
+unsigned reactor_core::resume(unsigned budget) {
+    if (ready.empty()) return 0;
+    const unsigned resumed = ready.run(budget);
+    counters.resumes += resumed;
+    return resumed;
+}
+
+unsigned reactor_core::serve_timers(unsigned budget) noexcept {
+    if (timers.empty()) return 0;
+    return timers.expire(clock_->now(), budget, [](timer_node& node) { static_cast<timer&>(node).expired(); });
+}
+
+unsigned reactor_core::serve_posted() {
+    if (!posted_waiting_.load()) return 0;
+    std::vector<std::function<void()>> functions;
+    {
+        const std::lock_guard lock(posted_mutex_);
+        functions.swap(posted_);
+        posted_waiting_.store(false);
+    }
+    call_all(functions, [](auto& function) { function(); });
+    return static_cast<unsigned>(functions.size());
+}
+
+unsigned reactor_core::serve_strays() {
+    if (strays_.empty()) return 0;
+    const auto strays = std::exchange(strays_, {});
+    call_all(strays, [](const auto& stray) { (*stray.take)(stray.completion); });
+    return static_cast<unsigned>(strays.size());
+}
+
+unsigned reactor_core::turn(unsigned budget) {
+    ++counters.turns;
+    flush_batches();
+    unsigned done = drain(budget);
+    settle();
+    done += resume(budget);
+    done += serve_strays();
+    done += serve_posted();
+    done += serve_timers(budget);
+    if (backend_->pending()) done += backend_->collect(collect_budget);
+    flush_batches();
+    settle();
+    return done;
+}
+
+std::optional<time_point> reactor_core::next_wake() {
+    auto wake = timers.earliest();
+    if (check_interval_ > std::chrono::nanoseconds::zero() && table.used() > 0) {
+        const time_point now = clock_->now();
+        if (next_check_ <= now) {
+            check_queues(now);
+            next_check_ = now + check_interval_;
+        }
+        if (!wake || next_check_ < *wake) wake = next_check_;
+    }
+    return wake;
+}
+
+// Every turn polls every queue, so that an entry without an event waits no longer than the tick which ends the park.
+// What is left to do here is to tell a lost event from a late one.
+void reactor_core::check_queues(time_point) noexcept {
+    for (const auto& pump : pumps_)
+        for (const auto& queue : pump->queues()) {
+            if (!queue->event_lost()) continue;
+            ++counters.rescued;
+            // A second loss is no accident.
+            check_interval_ = counters.rescued > 1 ? std::chrono::milliseconds{1} : check_interval_;
+        }
+}
+
+result<unsigned> reactor_core::park(bool& found) {
+    found = true;
+    const auto deadline = next_wake();
+    bool armed = false;
+    for (const auto& pump : pumps_) armed = pump->arm() || armed;
+    if (armed && drain(run_budget) > 0) {
+        settle();
+        return 0;
+    }
+    settle();
+    if (!ready.empty() || !batches.empty() || posted_waiting_.load() || stopping_.load()) return 0;
+    ++counters.parks;
+    auto woken = backend_->wait(deadline);
+    if (!woken) return woken;
+    found = *woken > 0;
+    if (found) ++counters.wakes;
+    return woken;
+}
+
+void reactor_core::run_until(root_base& root) {
+    start().value();
+    const running current(ready);
+    ready.push(root);
+    const auto spin = options_.wait.spin();
+    bool idle = false;
+    time_point idle_since{};
+    while (!root.done()) {
+        if (stopping_.exchange(false)) throw_error(error(errc::stopped, "reactor::run"));
+        if (turn(run_budget) > 0) {
+            idle = false;
+            continue;
+        }
+        if (root.done() || !options_.wait.parks()) continue;
+        if (spin > std::chrono::nanoseconds::zero()) {
+            const time_point now = clock_->now();
+            if (!idle) idle_since = now;
+            idle = true;
+            if (now - idle_since < spin) continue;
+        }
+        bool found = false;
+        park(found).value();
+        if (found) idle = false;
+    }
+}
+
+result<unsigned> reactor_core::poll(unsigned budget) {
+    if (auto started = start(); !started) return std::move(started).error();
+    const running current(ready);
+    return turn(budget);
+}
+
+void reactor_core::stop() noexcept {
+    stopping_.store(true);
+    if (wait_backend* backend = waker_.load()) backend->wake();
+}
+
+void reactor_core::post(std::function<void()> function) {
+    {
+        const std::lock_guard lock(posted_mutex_);
+        posted_.push_back(std::move(function));
+        posted_waiting_.store(true);
+    }
+    if (wait_backend* backend = waker_.load()) backend->wake();
+}
+
+reactor_stats reactor_core::stats() const noexcept {
+    reactor_stats stats = counters;
+    stats.outstanding = table.used();
+    if (backend_) stats.enters = backend_->counters().enters;
+    return stats;
+}
+
+} // namespace verbena::detail

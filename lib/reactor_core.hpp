@@ -1,0 +1,123 @@
+#pragma once
+
+#include "clock.hpp"
+#include "completion_pump.hpp"
+#include "operation_table.hpp"
+#include "queue_pair_core.hpp"
+#include "readable_watch.hpp"
+#include "receiver_core.hpp"
+#include "wait_backend.hpp"
+
+#include <verbena/detail/ready.hpp>
+#include <verbena/detail/timer.hpp>
+#include <verbena/reactor.hpp>
+
+#include <infiniband/verbs.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace verbena::detail {
+
+/// The loop behind `reactor`: drain, react, resume, others, park.
+class reactor_core {
+  public:
+    explicit reactor_core(const reactor_options& options, std::unique_ptr<clock_source> clock = nullptr);
+    ~reactor_core();
+    reactor_core(const reactor_core&) = delete;
+    reactor_core& operator=(const reactor_core&) = delete;
+
+    result<void> attach(std::shared_ptr<completion_queue_state> queue, std::span<poll_slot> slots,
+                        const attach_options& options);
+    result<void> detach(completion_queue_state& queue);
+    void run_until(root_base& root);
+    result<unsigned> poll(unsigned budget);
+    void stop() noexcept;
+    void post(std::function<void()> function);
+    reactor_stats stats() const noexcept;
+
+    /// Whether the calling thread may use what is bound to this reactor: the one that runs it, or any before that.
+    bool on_thread() const noexcept {
+        const void* owner = owner_.load(std::memory_order_relaxed);
+        return owner == nullptr || owner == this_thread();
+    }
+    clock_source& clock() const noexcept { return *clock_; }
+    wait_backend* backend() const noexcept { return backend_.get(); }
+    void watch_readable(readable_watch& wait) noexcept;
+    result<void> unwatch(readable_watch& wait) noexcept;
+    /// Makes the wait backend, and binds the thread, if that has not been done.
+    result<void> start();
+
+    /// One entry of a completion queue. Resumes nobody.
+    void dispatch(const ibv_wc& wc, attached_queue& from) noexcept {
+        ++counters.completions;
+        if (table_entry* entry = table.find(wc.wr_id)) [[likely]]
+            entry->queue->complete(*this, *entry, wc);
+        else
+            stray(wc, from);
+    }
+    /// Collects what a queue holds now, as far as it belongs to operations.
+    void sweep(completion_queue_state& queue) noexcept;
+    /// Posts what the batched queue pairs have gathered.
+    void flush_batches() noexcept;
+    queue_pair_core* find_pair(std::uint32_t qp_num) noexcept;
+    /// The queue cannot be polled any more: everything on it ends, after the batch.
+    void queue_failed(completion_queue_state& queue, errc cause) noexcept;
+
+    operation_table table;
+    ready_queue ready;
+    timer_queue timers;
+    list<pair_link> pairs;     ///< all that await something here
+    list<pair_link> attention; ///< to be attended to after the batch
+    list<pair_link> batches;   ///< have something to flush
+    list<receiver_link> receivers;
+    bool returned_receives = false; ///< a receiver has buffers to post again
+    reactor_stats counters;
+
+  private:
+    static const void* this_thread() noexcept;
+    void stray(const ibv_wc& wc, attached_queue& from) noexcept;
+    unsigned turn(unsigned budget);
+    unsigned drain(unsigned budget) noexcept;
+    /// After a batch, before anybody is resumed.
+    void settle() noexcept;
+    unsigned resume(unsigned budget);
+    unsigned serve_timers(unsigned budget) noexcept;
+    unsigned serve_posted();
+    unsigned serve_strays();
+    result<unsigned> park(bool& found);
+    void check_queues(time_point now) noexcept;
+    std::optional<time_point> next_wake();
+    attached_queue* attachment_of(const completion_queue_state& queue) const noexcept;
+    result<void> watch_channel(completion_pump& pump);
+
+    struct stray_completion {
+        std::shared_ptr<const std::function<void(const work_completion&)>> take;
+        work_completion completion;
+    };
+
+    reactor_options options_;
+    std::unique_ptr<clock_source> clock_;
+    std::unique_ptr<wait_backend> backend_;
+    std::vector<std::unique_ptr<completion_pump>> pumps_;
+    std::vector<completion_queue_state*> failed_queues_;
+    std::atomic<const void*> owner_{nullptr};
+    std::vector<stray_completion> strays_;
+    list<readable_watch> readables_;
+    time_point next_check_{};
+    std::chrono::nanoseconds check_interval_;
+
+    std::atomic<bool> posted_waiting_{false};
+    std::atomic<bool> stopping_{false};
+    std::mutex posted_mutex_; ///< guards the two below
+    std::vector<std::function<void()>> posted_;
+    std::atomic<wait_backend*> waker_{nullptr};
+};
+
+} // namespace verbena::detail

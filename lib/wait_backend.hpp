@@ -1,0 +1,83 @@
+#pragma once
+
+#include "clock.hpp"
+
+#include <verbena/result.hpp>
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+namespace verbena::detail {
+
+/// Interest in one file descriptor. Owned by the caller; must be removed, or its backend destroyed, before it dies.
+class watch {
+  public:
+    watch() noexcept = default;
+    watch(const watch&) = delete;
+    watch& operator=(const watch&) = delete;
+
+    /// Something happened: poll(2) event bits, several occurrences merged into one call. POLLERR, POLLHUP and POLLRDHUP
+    /// come unasked. POLLERR also says that the descriptor cannot be watched (any longer), with POLLNVAL if it is not
+    /// open; then no other call follows. Called from `collect` and `wait` only. It may add and remove any watch, and
+    /// destroy this one once removed, but not call `collect` or `wait`. A call may come for what was taken already.
+    virtual void ready(unsigned events) noexcept = 0;
+
+    bool watching() const noexcept { return slot_ != no_slot; }
+
+  protected:
+    ~watch() = default;
+
+  private:
+    friend class wait_backend;
+    static constexpr auto no_slot = std::numeric_limits<std::uint32_t>::max();
+
+    std::uint32_t slot_ = no_slot;
+};
+
+struct wait_counters {
+    std::uint64_t enters = 0;  ///< system calls made to wait, to submit or to look
+    std::uint64_t rearmed = 0; ///< watches that the kernel had ended by itself
+    std::uint64_t ignored = 0; ///< completions that named no living registration
+    std::uint64_t losses = 0;  ///< times the kernel dropped completions for lack of memory; all watches were armed anew
+};
+
+/// What a reactor sleeps on. Everything but `wake` belongs to the thread that made it.
+class wait_backend {
+  public:
+    virtual ~wait_backend() = default;
+
+    virtual const char* name() const noexcept = 0;
+
+    /// Starts watching `fd` for poll(2) `events`. What is there already is reported; from then on each new occurrence
+    /// is (edge-triggered), so the receiver of `ready` must take what it owes before the next one can be relied on.
+    virtual result<void> add(watch& w, int fd, unsigned events) = 0;
+
+    /// When it returns, `ready` is not called any more and the kernel holds no reference to the descriptor: closing it
+    /// has its full effect. On failure only the second is missing, until the backend is destroyed. A watch that is not
+    /// in the backend is left alone.
+    virtual result<void> remove(watch& w) = 0;
+
+    /// Whether `collect` has something to do. Makes no system call.
+    virtual bool pending() const noexcept = 0;
+
+    /// Calls `ready` for at most `budget` watches, without blocking; answers for how many.
+    virtual unsigned collect(unsigned budget) = 0;
+
+    /// Blocks until something is ready, `wake` was called, a signal came or the deadline passed, then calls `ready` as
+    /// `collect` does. It may return early with 0: look at the clock.
+    virtual result<unsigned> wait(std::optional<time_point> deadline) = 0;
+
+    /// Makes the present or the next `wait` return. Thread-safe; a system call only if a `wait` is going on.
+    virtual void wake() noexcept = 0;
+
+    const wait_counters& counters() const noexcept { return counters_; }
+
+  protected:
+    static constexpr auto no_slot = watch::no_slot;
+    static std::uint32_t& slot_of(watch& w) noexcept { return w.slot_; }
+
+    wait_counters counters_;
+};
+
+} // namespace verbena::detail
