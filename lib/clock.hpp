@@ -7,8 +7,6 @@
 
 namespace verbena::detail {
 
-
-
 /// The monotonic clock all deadlines are measured by. A test replaces it to make time pass without waiting.
 class clock_source {
   public:

@@ -24,7 +24,8 @@ void pay_acks(completion_queue_state& queue) noexcept {
 attached_queue::attached_queue(completion_pump& pump, std::shared_ptr<completion_queue_state> queue,
                                std::span<poll_slot> slots, const attach_options& options)
     : pump_(pump), queue_(std::move(queue)), slots_(slots) {
-    if (options.foreign) foreign_ = std::make_shared<const std::function<void(const work_completion&)>>(options.foreign);
+    if (options.foreign)
+        foreign_ = std::make_shared<const std::function<void(const work_completion&)>>(options.foreign);
 }
 
 attached_queue::~attached_queue() {
@@ -160,8 +161,8 @@ bool completion_pump::take_event() noexcept {
     void* context = nullptr;
     result<int> got = 0;
     do {
-        got = check_minus_one("ibv_get_cq_event",
-                              [&] { return ibv_get_cq_event(channel_->native, &native, &context); });
+        got =
+            check_minus_one("ibv_get_cq_event", [&] { return ibv_get_cq_event(channel_->native, &native, &context); });
     } while (!got && got.error().code() == system_code(EINTR));
     if (!got) {
         if (got.error().code() != system_code(EAGAIN)) fail();
@@ -182,15 +183,13 @@ bool completion_pump::take_event() noexcept {
 void completion_pump::ready(unsigned events) noexcept {
     // Every arm gives one event at most, so that no more than one for each armed queue is owed: the read that would say
     // EAGAIN is saved.
-    while (armed_ > 0 && take_event()) {
-    }
+    while (armed_ > 0 && take_event()) {}
     if ((events & (POLLERR | POLLHUP | POLLNVAL)) != 0) fail();
 }
 
 void completion_pump::take_all_events() noexcept {
     if (!channel_) return;
-    while (take_event()) {
-    }
+    while (take_event()) {}
     for (const auto& queue : queues_) pay_acks(queue->queue());
 }
 

@@ -13,44 +13,25 @@ namespace {
 
 const char* describe(errc condition) noexcept {
     switch (condition) {
-    case errc::invalid_argument:
-        return "invalid argument";
-    case errc::resource:
-        return "out of a resource";
-    case errc::unsupported:
-        return "not supported here";
-    case errc::attached:
-        return "the completion queue is attached to a reactor";
-    case errc::not_attached:
-        return "the completion queue is not attached to a reactor";
-    case errc::in_use:
-        return "in use";
-    case errc::not_connected:
-        return "the queue pair is not ready";
-    case errc::closed:
-        return "closed";
-    case errc::connection_reset:
-        return "the connection failed";
-    case errc::message_too_long:
-        return "the message does not fit its buffer";
-    case errc::access_denied:
-        return "access denied";
-    case errc::peer_unreachable:
-        return "the peer does not answer";
-    case errc::receiver_not_ready:
-        return "the peer has posted no receive";
-    case errc::timed_out:
-        return "timed out";
-    case errc::stopped:
-        return "stopped";
-    case errc::device_removed:
-        return "the device is gone";
-    case errc::wrong_thread:
-        return "used from a thread it does not belong to";
-    case errc::queue_failed:
-        return "the completion queue failed";
-    case errc::not_found:
-        return "not found";
+    case errc::invalid_argument: return "invalid argument";
+    case errc::resource: return "out of a resource";
+    case errc::unsupported: return "not supported here";
+    case errc::attached: return "the completion queue is attached to a reactor";
+    case errc::not_attached: return "the completion queue is not attached to a reactor";
+    case errc::in_use: return "in use";
+    case errc::not_connected: return "the queue pair is not ready";
+    case errc::closed: return "closed";
+    case errc::connection_reset: return "the connection failed";
+    case errc::message_too_long: return "the message does not fit its buffer";
+    case errc::access_denied: return "access denied";
+    case errc::peer_unreachable: return "the peer does not answer";
+    case errc::receiver_not_ready: return "the peer has posted no receive";
+    case errc::timed_out: return "timed out";
+    case errc::stopped: return "stopped";
+    case errc::device_removed: return "the device is gone";
+    case errc::wrong_thread: return "used from a thread it does not belong to";
+    case errc::queue_failed: return "the completion queue failed";
+    case errc::not_found: return "not found";
     }
     return "unknown";
 }
@@ -61,58 +42,41 @@ errc from_errno(int value) noexcept {
     case ERANGE:
     case E2BIG:
     case EFAULT:
-    case EMSGSIZE:
-        return errc::invalid_argument;
+    case EMSGSIZE: return errc::invalid_argument;
     case ENOMEM:
     case EMFILE:
     case ENFILE:
     case ENOSPC:
-    case EAGAIN:
-        return errc::resource;
+    case EAGAIN: return errc::resource;
     case EOPNOTSUPP:
     case ENOSYS:
-    case EPROTONOSUPPORT:
-        return errc::unsupported;
-    case EBUSY:
-        return errc::in_use;
+    case EPROTONOSUPPORT: return errc::unsupported;
+    case EBUSY: return errc::in_use;
     case EACCES:
-    case EPERM:
-        return errc::access_denied;
-    case ETIMEDOUT:
-        return errc::timed_out;
+    case EPERM: return errc::access_denied;
+    case ETIMEDOUT: return errc::timed_out;
     case EHOSTUNREACH:
-    case ENETUNREACH:
-        return errc::peer_unreachable;
+    case ENETUNREACH: return errc::peer_unreachable;
     case EIO:
-    case ENODEV:
-        return errc::device_removed;
-    case ENOENT:
-        return errc::not_found;
-    default:
-        return errc{};
+    case ENODEV: return errc::device_removed;
+    case ENOENT: return errc::not_found;
+    default: return errc{};
     }
 }
 
 errc from_status(int value) noexcept {
     switch (value) {
-    case IBV_WC_WR_FLUSH_ERR:
-        return errc::connection_reset;
+    case IBV_WC_WR_FLUSH_ERR: return errc::connection_reset;
     case IBV_WC_LOC_LEN_ERR:
-    case IBV_WC_REM_INV_REQ_ERR:
-        return errc::message_too_long;
+    case IBV_WC_REM_INV_REQ_ERR: return errc::message_too_long;
     case IBV_WC_LOC_PROT_ERR:
     case IBV_WC_REM_ACCESS_ERR:
-    case IBV_WC_LOC_ACCESS_ERR:
-        return errc::access_denied;
+    case IBV_WC_LOC_ACCESS_ERR: return errc::access_denied;
     case IBV_WC_RETRY_EXC_ERR:
-    case IBV_WC_RESP_TIMEOUT_ERR:
-        return errc::peer_unreachable;
-    case IBV_WC_RNR_RETRY_EXC_ERR:
-        return errc::receiver_not_ready;
-    case IBV_WC_FATAL_ERR:
-        return errc::device_removed;
-    default:
-        return errc{};
+    case IBV_WC_RESP_TIMEOUT_ERR: return errc::peer_unreachable;
+    case IBV_WC_RNR_RETRY_EXC_ERR: return errc::receiver_not_ready;
+    case IBV_WC_FATAL_ERR: return errc::device_removed;
+    default: return errc{};
     }
 }
 

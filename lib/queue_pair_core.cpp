@@ -223,8 +223,9 @@ bool queue_pair_core::dispose(operation_state& operation) noexcept {
     return true;
 }
 
-/// Takes the entries and writes the requests. The last request of a chain, and every UD send, is signaled; an unsignaled
-/// one is resumed when it is posted, so that its entry names nobody. False: no entries; the operation has ended.
+/// Takes the entries and writes the requests. The last request of a chain, and every UD send, is signaled; an
+/// unsignaled one is resumed when it is posted, so that its entry names nobody. False: no entries; the operation has
+/// ended.
 bool queue_pair_core::prepare(operation_state& operation, ibv_send_wr* wr) noexcept {
     const std::uint32_t count = operation.count_;
     const bool datagram = setup_.type == queue_pair_type::ud;
@@ -262,8 +263,9 @@ bool queue_pair_core::prepare(operation_state& operation, ibv_recv_wr& wr) noexc
     return true;
 }
 
-/// After a post of which the device took the first `posted` requests of this operation and refused the next with `code`.
-/// True: it will be resumed by a completion. Touches the operation only if there was a failure, or nothing is awaited.
+/// After a post of which the device took the first `posted` requests of this operation and refused the next with
+/// `code`. True: it will be resumed by a completion. Touches the operation only if there was a failure, or nothing is
+/// awaited.
 bool queue_pair_core::settle(operation_state& operation, std::uint32_t posted, std::error_code code) noexcept {
     work_queue& queue = queue_of(operation);
     if (operation.last_ == nullptr && posted == 0) { // no entries could be had
@@ -300,8 +302,8 @@ bool queue_pair_core::post_one(operation_state& operation) noexcept {
         ibv_recv_wr wr;
         if (!prepare(operation, wr)) return settle(operation, 0, {});
         ibv_recv_wr* bad;
-        const auto code =
-            post_chain(&wr, bad, [this](auto* first, auto** b) { return ibv_post_recv(native_, first, b); }, "ibv_post_recv");
+        const auto code = post_chain(
+            &wr, bad, [this](auto* first, auto** b) { return ibv_post_recv(native_, first, b); }, "ibv_post_recv");
         return code ? settle(operation, 0, code) : true;
     }
     ibv_send_wr one;
@@ -313,8 +315,8 @@ bool queue_pair_core::post_one(operation_state& operation) noexcept {
     const bool quiet = operation.count_ == 1 && !operation.requests_->signaled;
     if (!prepare(operation, wrs)) return settle(operation, 0, {});
     ibv_send_wr* bad;
-    const auto code =
-        post_chain(wrs, bad, [this](auto* first, auto** b) { return ibv_post_send(native_, first, b); }, "ibv_post_send");
+    const auto code = post_chain(
+        wrs, bad, [this](auto* first, auto** b) { return ibv_post_send(native_, first, b); }, "ibv_post_send");
     if (code) return settle(operation, static_cast<std::uint32_t>(bad - wrs), code);
     if (!quiet) return true;
     operation.phase_ = operation_phase::ended;
@@ -381,7 +383,8 @@ void queue_pair_core::flush() noexcept {
 
 void queue_pair_core::leave(operation_state& operation) noexcept {
     if (!reactor_->on_thread())
-        fatal("a coroutine was destroyed, while its work request was outstanding, on a thread that its reactor does not run on");
+        fatal("a coroutine was destroyed, while its work request was outstanding, on a thread that its reactor does "
+              "not run on");
     if (operation.phase_ == operation_phase::batched) {
         queue_of(operation).give(operation.count_);
         operation.unlink();
@@ -398,8 +401,10 @@ void queue_pair_core::leave(operation_state& operation) noexcept {
 bool queue_pair_core::submit(flush_state& flush) noexcept {
     if (reactor_ == nullptr || !reactor_->on_thread()) {
         // Without a reactor nothing was ever awaited, so nothing is owed.
-        if (reactor_ != nullptr) flush.outcome_ = failed_with(errc::wrong_thread, "flushed");
-        else if (quiesced_) flush.outcome_ = fallen();
+        if (reactor_ != nullptr)
+            flush.outcome_ = failed_with(errc::wrong_thread, "flushed");
+        else if (quiesced_)
+            flush.outcome_ = fallen();
         return false;
     }
     reactor_->flush_batches();
@@ -421,8 +426,8 @@ bool queue_pair_core::post_marker() noexcept {
     ibv_send_wr wr;
     fill(wr, write_request{.local = {}, .remote = {}}, entry->wr_id, true, false);
     ibv_send_wr* bad;
-    const auto code =
-        post_chain(&wr, bad, [this](auto* first, auto** b) { return ibv_post_send(native_, first, b); }, "ibv_post_send");
+    const auto code = post_chain(
+        &wr, bad, [this](auto* first, auto** b) { return ibv_post_send(native_, first, b); }, "ibv_post_send");
     if (code) {
         send_.revoke(*reactor_, *entry);
         return false;
@@ -458,8 +463,8 @@ result<void> queue_pair_core::send_detached(const work_request& request, pool_to
     ibv_send_wr wr;
     fill(wr, request, entry->wr_id, signaled, setup_.type == queue_pair_type::ud);
     ibv_send_wr* bad;
-    const auto code =
-        post_chain(&wr, bad, [this](auto* first, auto** b) { return ibv_post_send(native_, first, b); }, "ibv_post_send");
+    const auto code = post_chain(
+        &wr, bad, [this](auto* first, auto** b) { return ibv_post_send(native_, first, b); }, "ibv_post_send");
     if (code) {
         send_.revoke(*reactor_, *entry);
         return error(code, "ibv_post_send").with_completion(setup_.local.qp_num, 0);
@@ -513,8 +518,8 @@ bool queue_pair_core::post_receive(receiver_core& receiver, std::uint32_t slot, 
     auto* sge = reinterpret_cast<ibv_sge*>(&slice);
     ibv_recv_wr wr{.wr_id = entry->wr_id, .next = nullptr, .sg_list = sge, .num_sge = 1};
     ibv_recv_wr* bad;
-    const auto code =
-        post_chain(&wr, bad, [this](auto* first, auto** b) { return ibv_post_recv(native_, first, b); }, "ibv_post_recv");
+    const auto code = post_chain(
+        &wr, bad, [this](auto* first, auto** b) { return ibv_post_recv(native_, first, b); }, "ibv_post_recv");
     if (code) {
         recv_.revoke(*reactor_, *entry);
         return false;
@@ -612,7 +617,7 @@ void queue_pair_core::take_from_device() noexcept {
     const auto destroyed = check_errno_value("ibv_destroy_qp", [this] { return ibv_destroy_qp(native_); });
     if (!destroyed && destroyed.error().code() != system_code(EIO))
         fatal("a queue pair can neither be reset nor destroyed, so that its buffers cannot be given back: " +
-            destroyed.error().message());
+              destroyed.error().message());
     native_ = nullptr;
 }
 

@@ -75,8 +75,7 @@ const void* reactor_core::this_thread() noexcept {
 }
 
 result<void> reactor_core::start() {
-    if (!on_thread())
-        return error(errc::wrong_thread, "reactor::run").with_note("another thread runs this reactor");
+    if (!on_thread()) return error(errc::wrong_thread, "reactor::run").with_note("another thread runs this reactor");
     if (backend_) return {};
     auto backend = make_ring();
     if (!backend) return std::move(backend).error();
@@ -161,7 +160,8 @@ result<void> reactor_core::detach(completion_queue_state& queue) {
         link.pair->quiesce(make_code(errc::not_attached));
         link.pair->unbind();
     });
-    const auto pump = std::find_if(pumps_.begin(), pumps_.end(), [&](const auto& p) { return p->find(queue) != nullptr; });
+    const auto pump =
+        std::find_if(pumps_.begin(), pumps_.end(), [&](const auto& p) { return p->find(queue) != nullptr; });
     (*pump)->remove(*attached);
     if ((*pump)->empty()) {
         if (backend_ && (*pump)->fd() >= 0)

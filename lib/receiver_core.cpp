@@ -19,16 +19,16 @@ constexpr std::uint32_t line = 64;
 
 } // namespace
 
-receiver_core::receiver_core(memory_region region, std::shared_ptr<protection_domain_state> domain,
-                             std::uint32_t depth, std::uint32_t message_bytes, bool datagram)
+receiver_core::receiver_core(memory_region region, std::shared_ptr<protection_domain_state> domain, std::uint32_t depth,
+                             std::uint32_t message_bytes, bool datagram)
     : region_(std::move(region)), domain_(std::move(domain)), message_bytes_(message_bytes),
       head_bytes_(datagram ? grh_bytes : 0), slots_(depth) {
     stride_ = (message_bytes_ + head_bytes_ + line - 1) / line * line;
     returned_.reserve(depth);
 }
 
-result<receiver_core*> receiver_core::build(const std::shared_ptr<protection_domain_state>& domain,
-                                            std::uint32_t depth, std::uint32_t message_bytes, bool datagram) {
+result<receiver_core*> receiver_core::build(const std::shared_ptr<protection_domain_state>& domain, std::uint32_t depth,
+                                            std::uint32_t message_bytes, bool datagram) {
     if (message_bytes == 0 || message_bytes > (1u << 31) - 4096)
         return error(errc::invalid_argument, "receiver::create").with_note("message_bytes is 1 to 2 GiB - 4 KiB");
     const std::size_t stride = (std::size_t{message_bytes} + (datagram ? grh_bytes : 0) + line - 1) / line * line;
@@ -122,7 +122,8 @@ void receiver_core::completed(reactor_core& reactor, std::uint32_t slot, const i
                               const completion_outcome* failure) noexcept {
     if (failure != nullptr) {
         ++stats_.failed;
-        // A shared receive queue goes on without the queue pair that failed, and UD without the datagram that did not fit.
+        // A shared receive queue goes on without the queue pair that failed, and UD without the datagram that did not
+        // fit.
         if (srq_ != nullptr || head_bytes_ != 0) {
             returned_.push_back(slot);
             reactor.returned_receives = true;

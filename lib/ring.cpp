@@ -269,8 +269,7 @@ unsigned ring::reap() {
 void ring::dispatch(const io_uring_cqe& cqe) {
     const tag t = tag::decoded(cqe.user_data);
     switch (t.what) {
-    case tag::poll:
-        return polled(t, cqe.res, (cqe.flags & IORING_CQE_F_MORE) != 0);
+    case tag::poll: return polled(t, cqe.res, (cqe.flags & IORING_CQE_F_MORE) != 0);
     case tag::cancel:
         if (cqe.user_data == cancel_tag_) cancelled_ = cqe.res;
         return;
@@ -280,8 +279,7 @@ void ring::dispatch(const io_uring_cqe& cqe) {
         else
             ++counters_.ignored;
         return;
-    case tag::update:
-        return;
+    case tag::update: return;
     }
 }
 
@@ -374,10 +372,8 @@ error setup_error(int value) {
                            "of kernel.io_uring_group may), and let the seccomp profile of a container engine pass "
                            "io_uring_setup, io_uring_enter and io_uring_register");
     case EMFILE:
-    case ENFILE:
-        return e.with_note("descriptors have run out: raise RLIMIT_NOFILE with `ulimit -n` or LimitNOFILE=");
-    default:
-        return e;
+    case ENFILE: return e.with_note("descriptors have run out: raise RLIMIT_NOFILE with `ulimit -n` or LimitNOFILE=");
+    default: return e;
     }
 }
 

@@ -53,7 +53,8 @@ void work_queue::revoke(reactor_core& reactor, table_entry& entry) noexcept {
 
 void work_queue::complete(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept {
     if (sends_) {
-        // A send's completion says that all sends before it have completed; only unsignaled ones have none of their own.
+        // A send's completion says that all sends before it have completed; only unsignaled ones have none of their
+        // own.
         for (table_entry* earlier = head_; earlier != &entry;) {
             table_entry* next = earlier->next;
             if (!earlier->signaled) end_entry(reactor, *earlier, nullptr, nullptr);
@@ -77,7 +78,8 @@ void work_queue::complete(reactor_core& reactor, table_entry& entry, const ibv_w
     if (pair_ != nullptr && (!waiting.empty() || (sends_ && pair_->flushing()))) pair_->want_attention();
 }
 
-void work_queue::end_operation(reactor_core& reactor, operation_state& operation, const completion_outcome& failure) noexcept {
+void work_queue::end_operation(reactor_core& reactor, operation_state& operation,
+                               const completion_outcome& failure) noexcept {
     if (!operation.outcome_.failed) {
         operation.outcome_ = failure;
         operation.outcome_.verb = verb_of(operation.requests_[operation.count_ - 1].kind);

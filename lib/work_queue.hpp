@@ -46,13 +46,15 @@ class work_queue {
     /// Ends the operations that wait for room.
     void end_waiting(reactor_core& reactor, const completion_outcome& failure) noexcept;
     /// Ends one operation that the device does not have.
-    static void end_operation(reactor_core& reactor, operation_state& operation, const completion_outcome& failure) noexcept;
+    static void end_operation(reactor_core& reactor, operation_state& operation,
+                              const completion_outcome& failure) noexcept;
 
     list<operation_state> waiting; ///< for room
     list<operation_state> batch;   ///< have room, wait for the flush
 
   private:
-    void end_entry(reactor_core& reactor, table_entry& entry, const ibv_wc* wc, const completion_outcome* failure) noexcept;
+    void end_entry(reactor_core& reactor, table_entry& entry, const ibv_wc* wc,
+                   const completion_outcome* failure) noexcept;
     void unlink(table_entry& entry) noexcept;
 
     queue_pair_core* pair_; ///< null: a shared receive queue

@@ -4,10 +4,13 @@
 
 #include <verbena/error.hpp>
 #include <verbena/log.hpp>
+#include <verbena/reactor.hpp>
+#include <verbena/receiver.hpp>
 #include <verbena/verbs/address_handle.hpp>
 #include <verbena/verbs/buffer_pool.hpp>
 #include <verbena/verbs/completion_queue.hpp>
 #include <verbena/verbs/memory_region.hpp>
+#include <verbena/verbs/queue_pair.hpp>
 #include <verbena/verbs/shared_receive_queue.hpp>
 
 #include <fmt/format.h>
@@ -25,62 +28,84 @@ struct plain_formatter {
 
 constexpr const char* name_of(log_level level) noexcept {
     switch (level) {
-    case log_level::debug:
-        return "debug";
-    case log_level::info:
-        return "info";
-    case log_level::warning:
-        return "warning";
-    case log_level::error:
-        return "error";
+    case log_level::debug: return "debug";
+    case log_level::info: return "info";
+    case log_level::warning: return "warning";
+    case log_level::error: return "error";
     }
     return "unknown";
 }
 
 constexpr const char* name_of(link_layer link) noexcept {
     switch (link) {
-    case link_layer::unspecified:
-        return "unspecified";
-    case link_layer::infiniband:
-        return "InfiniBand";
-    case link_layer::ethernet:
-        return "Ethernet";
+    case link_layer::unspecified: return "unspecified";
+    case link_layer::infiniband: return "InfiniBand";
+    case link_layer::ethernet: return "Ethernet";
     }
     return "unknown";
 }
 
 constexpr const char* name_of(gid_type type) noexcept {
     switch (type) {
-    case gid_type::infiniband:
-        return "InfiniBand";
-    case gid_type::roce_v1:
-        return "RoCE v1";
-    case gid_type::roce_v2:
-        return "RoCE v2";
+    case gid_type::infiniband: return "InfiniBand";
+    case gid_type::roce_v1: return "RoCE v1";
+    case gid_type::roce_v2: return "RoCE v2";
     }
     return "unknown";
 }
 
 constexpr const char* name_of(completion_opcode opcode) noexcept {
     switch (opcode) {
-    case completion_opcode::send:
-        return "send";
-    case completion_opcode::rdma_write:
-        return "RDMA write";
-    case completion_opcode::rdma_read:
-        return "RDMA read";
-    case completion_opcode::compare_and_swap:
-        return "compare and swap";
-    case completion_opcode::fetch_and_add:
-        return "fetch and add";
-    case completion_opcode::bind_memory_window:
-        return "bind memory window";
-    case completion_opcode::local_invalidate:
-        return "local invalidate";
-    case completion_opcode::receive:
-        return "receive";
-    case completion_opcode::receive_rdma_write:
-        return "receive of RDMA write";
+    case completion_opcode::send: return "send";
+    case completion_opcode::rdma_write: return "RDMA write";
+    case completion_opcode::rdma_read: return "RDMA read";
+    case completion_opcode::compare_and_swap: return "compare and swap";
+    case completion_opcode::fetch_and_add: return "fetch and add";
+    case completion_opcode::bind_memory_window: return "bind memory window";
+    case completion_opcode::local_invalidate: return "local invalidate";
+    case completion_opcode::receive: return "receive";
+    case completion_opcode::receive_rdma_write: return "receive of RDMA write";
+    }
+    return "unknown";
+}
+
+constexpr const char* name_of(queue_pair_type type) noexcept {
+    switch (type) {
+    case queue_pair_type::rc: return "RC";
+    case queue_pair_type::ud: return "UD";
+    }
+    return "unknown";
+}
+
+constexpr const char* name_of(queue_pair_state state) noexcept {
+    switch (state) {
+    case queue_pair_state::reset: return "RESET";
+    case queue_pair_state::init: return "INIT";
+    case queue_pair_state::ready_to_receive: return "RTR";
+    case queue_pair_state::ready_to_send: return "RTS";
+    case queue_pair_state::drained: return "SQD";
+    case queue_pair_state::send_error: return "SQE";
+    case queue_pair_state::error: return "ERR";
+    }
+    return "unknown";
+}
+
+constexpr const char* name_of(post_mode mode) noexcept {
+    switch (mode) {
+    case post_mode::immediate: return "immediate";
+    case post_mode::batched: return "batched";
+    }
+    return "unknown";
+}
+
+constexpr const char* name_of(work_kind kind) noexcept {
+    switch (kind) {
+    case work_kind::send: return "send";
+    case work_kind::recv: return "recv";
+    case work_kind::write: return "RDMA write";
+    case work_kind::read: return "RDMA read";
+    case work_kind::fetch_add: return "fetch and add";
+    case work_kind::compare_swap: return "compare and swap";
     }
     return "unknown";
 }
@@ -296,5 +321,110 @@ struct fmt::formatter<verbena::address_handle> : verbena::detail::plain_formatte
         if (!address) return fmt::format_to(context.out(), "address_handle(empty)");
         return fmt::format_to(context.out(), "address_handle({}, handle {})", address.domain().context().name(),
                               address.native_handle()->handle);
+    }
+};
+
+template <>
+struct fmt::formatter<verbena::queue_pair_type> : verbena::detail::plain_formatter {
+    auto format(verbena::queue_pair_type type, fmt::format_context& context) const {
+        return fmt::format_to(context.out(), "{}", verbena::detail::name_of(type));
+    }
+};
+
+template <>
+struct fmt::formatter<verbena::queue_pair_state> : verbena::detail::plain_formatter {
+    auto format(verbena::queue_pair_state state, fmt::format_context& context) const {
+        return fmt::format_to(context.out(), "{}", verbena::detail::name_of(state));
+    }
+};
+
+template <>
+struct fmt::formatter<verbena::post_mode> : verbena::detail::plain_formatter {
+    auto format(verbena::post_mode mode, fmt::format_context& context) const {
+        return fmt::format_to(context.out(), "{}", verbena::detail::name_of(mode));
+    }
+};
+
+template <>
+struct fmt::formatter<verbena::work_kind> : verbena::detail::plain_formatter {
+    auto format(verbena::work_kind kind, fmt::format_context& context) const {
+        return fmt::format_to(context.out(), "{}", verbena::detail::name_of(kind));
+    }
+};
+
+template <>
+struct fmt::formatter<verbena::endpoint> : verbena::detail::plain_formatter {
+    auto format(const verbena::endpoint& e, fmt::format_context& context) const {
+        return fmt::format_to(context.out(), "endpoint({} queue pair {}, psn {}, {}, gid {}, LID {}, MTU {})", e.type,
+                              e.qp_num, e.psn, e.link, e.gid, e.lid, e.mtu);
+    }
+};
+
+template <>
+struct fmt::formatter<verbena::queue_pair> : verbena::detail::plain_formatter {
+    auto format(const verbena::queue_pair& qp, fmt::format_context& context) const {
+        return fmt::format_to(context.out(), "queue_pair({} {} on {})", qp.type(), qp.qp_num(),
+                              qp.domain().context().name());
+    }
+};
+
+template <>
+struct fmt::formatter<verbena::ud_destination> : verbena::detail::plain_formatter {
+    auto format(const verbena::ud_destination& to, fmt::format_context& context) const {
+        return fmt::format_to(context.out(), "ud_destination(queue pair {}, qkey {:#x})", to.qp_num(), to.qkey());
+    }
+};
+
+template <>
+struct fmt::formatter<verbena::work_request> : verbena::detail::plain_formatter {
+    auto format(const verbena::work_request& request, fmt::format_context& context) const {
+        return fmt::format_to(context.out(), "{}({} slices, {} bytes{})", request.kind, request.local.size(),
+                              request.local.bytes(), request.signaled ? "" : ", unsignaled");
+    }
+};
+
+template <>
+struct fmt::formatter<verbena::message> : verbena::detail::plain_formatter {
+    auto format(const verbena::message& message, fmt::format_context& context) const {
+        auto out = fmt::format_to(context.out(), "message({} bytes on queue pair {}", message.bytes().length,
+                                  message.qp_num());
+        if (auto immediate = message.immediate()) out = fmt::format_to(out, ", immediate {:#x}", *immediate);
+        return fmt::format_to(out, ")");
+    }
+};
+
+template <>
+struct fmt::formatter<verbena::receiver_stats> : verbena::detail::plain_formatter {
+    auto format(const verbena::receiver_stats& stats, fmt::format_context& context) const {
+        return fmt::format_to(context.out(), "{} messages, {} dropped, {} failed", stats.messages, stats.dropped,
+                              stats.failed);
+    }
+};
+
+template <>
+struct fmt::formatter<verbena::receiver> : verbena::detail::plain_formatter {
+    auto format(const verbena::receiver& receiver, fmt::format_context& context) const {
+        return fmt::format_to(context.out(), "receiver({})", receiver.stats());
+    }
+};
+
+template <>
+struct fmt::formatter<verbena::wait_policy> : verbena::detail::plain_formatter {
+    auto format(verbena::wait_policy policy, fmt::format_context& context) const {
+        if (!policy.parks()) return fmt::format_to(context.out(), "spin_forever");
+        if (policy == verbena::wait_policy::park_at_once()) return fmt::format_to(context.out(), "park_at_once");
+        return fmt::format_to(context.out(), "spin_then_park({} ns)", policy.spin().count());
+    }
+};
+
+template <>
+struct fmt::formatter<verbena::reactor_stats> : verbena::detail::plain_formatter {
+    auto format(const verbena::reactor_stats& s, fmt::format_context& context) const {
+        return fmt::format_to(
+            context.out(),
+            "turns {} polls {} ({} empty) completions {} resumes {} arms {} events {} ({} unattached) "
+            "parks {} wakes {} enters {} rescued {} stale {} foreign {} outstanding {} backend {}",
+            s.turns, s.polls, s.empty_polls, s.completions, s.resumes, s.arms, s.events, s.unattached_events, s.parks,
+            s.wakes, s.enters, s.rescued, s.stale, s.foreign, s.outstanding, s.backend);
     }
 };

@@ -23,14 +23,14 @@ class readable_watch;
 
 struct reactor_options {
     wait_policy wait = wait_policy::spin_then_park(std::chrono::microseconds{20});
-    /// How often queues are polled although no event came, while operations are outstanding: the kernel can lose an event
-    /// for lack of memory. 0: never.
+    /// How often queues are polled although no event came, while operations are outstanding: the kernel can lose an
+    /// event for lack of memory. 0: never.
     std::chrono::milliseconds safety_repoll{100};
 };
 
 struct attach_options {
-    /// Gets the completions whose `wr_id` is none of the reactor's, such as those of queue pairs posted to by hand, after
-    /// the batch was read, in order. Without it they are counted and dropped.
+    /// Gets the completions whose `wr_id` is none of the reactor's, such as those of queue pairs posted to by hand,
+    /// after the batch was read, in order. Without it they are counted and dropped.
     std::function<void(const work_completion&)> foreign{};
 };
 
@@ -45,13 +45,13 @@ struct reactor_stats {
     std::uint64_t events = 0;            ///< taken from channels
     std::uint64_t unattached_events = 0; ///< of those, for queues that were not attached
     std::uint64_t parks = 0;
-    std::uint64_t wakes = 0;             ///< parks that ended with something to do
-    std::uint64_t enters = 0;            ///< system calls of the wait backend
-    std::uint64_t rescued = 0;           ///< completions whose event the kernel lost; see `safety_repoll`
-    std::uint64_t stale = 0;             ///< completions of operations that had ended
-    std::uint64_t foreign = 0;           ///< completions that were never the reactor's
-    std::uint64_t outstanding = 0;       ///< work requests the device has now
-    const char* backend = "none";        ///< what it sleeps on
+    std::uint64_t wakes = 0;       ///< parks that ended with something to do
+    std::uint64_t enters = 0;      ///< system calls of the wait backend
+    std::uint64_t rescued = 0;     ///< completions whose event the kernel lost; see `safety_repoll`
+    std::uint64_t stale = 0;       ///< completions of operations that had ended
+    std::uint64_t foreign = 0;     ///< completions that were never the reactor's
+    std::uint64_t outstanding = 0; ///< work requests the device has now
+    const char* backend = "none";  ///< what it sleeps on
 };
 
 /// @cond internal
@@ -73,7 +73,8 @@ class [[nodiscard]] sleep_operation {
   public:
     class awaiter : public detail::sleep_state {
       public:
-        awaiter(detail::reactor_core* reactor, detail::time_point until) noexcept : sleep_state(reactor), until_(until) {}
+        awaiter(detail::reactor_core* reactor, detail::time_point until) noexcept
+            : sleep_state(reactor), until_(until) {}
         VERBENA_API bool await_ready() const noexcept;
         VERBENA_API void await_suspend(std::coroutine_handle<> waiting) noexcept;
         void await_resume() const noexcept {}
@@ -135,8 +136,8 @@ class [[nodiscard]] readable_operation {
     int fd_;
 };
 
-/// The loop: drains the attached completion queues into the caller's slots, resumes the coroutines whose operations have
-/// completed, and sleeps on io_uring when there is nothing to do.
+/// The loop: drains the attached completion queues into the caller's slots, resumes the coroutines whose operations
+/// have completed, and sleeps on io_uring when there is nothing to do.
 ///
 /// Until its first `run` or `poll` it belongs to its maker, one thread at a time; that call binds it to its thread.
 /// Afterwards everything but `post` and `stop` is reactor-bound.
@@ -159,15 +160,16 @@ class VERBENA_API reactor {
 
     /// Runs until the task has ended, and gives what it gave or throws what it threw. Throws `std::system_error`:
     /// without a wait backend; `wrong_thread`; `stopped` if `stop` came first, which destroys the task. What a foreign
-    /// coroutine's `resume` throws leaves from here as well, once all others were resumed. Work left over goes on in the
-    /// next `run` or `poll`.
+    /// coroutine's `resume` throws leaves from here as well, once all others were resumed. Work left over goes on in
+    /// the next `run` or `poll`.
     template <class T>
     T run(task<T> main) {
         detail::root<T> root(std::move(main));
         run_until(root);
         return root.take();
     }
-    /// One turn, which never blocks: resumes at most about `budget` coroutines; gives how much was done. Errors as `run`.
+    /// One turn, which never blocks: resumes at most about `budget` coroutines; gives how much was done. Errors as
+    /// `run`.
     result<unsigned> poll(unsigned budget = 256);
 
     /// Ends the `run` that goes on, or the next. Thread-safe.

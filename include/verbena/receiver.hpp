@@ -32,8 +32,8 @@ struct next_state : ready_node {
 };
 } // namespace detail
 
-/// A received message. Move-only. Its buffer goes back to the receiver, and is posted again, when it dies; it may outlive
-/// the receiver, the queue pair and the reactor, since it owns a share of the memory. Thread: reactor-bound.
+/// A received message. Move-only. Its buffer goes back to the receiver, and is posted again, when it dies; it may
+/// outlive the receiver, the queue pair and the reactor, since it owns a share of the memory. Thread: reactor-bound.
 class VERBENA_API message {
   public:
     message(message&& other) noexcept : receiver_(std::exchange(other.receiver_, nullptr)), slot_(other.slot_) {}
@@ -67,7 +67,8 @@ class VERBENA_API message {
 ///
 /// Completes when   a message is there, or none will come: what had arrived before the end is handed out first.
 /// In flight        any number of waits, served in their order.
-/// Errors           the failure that ended the receiver, `closed` if it was destroyed, `not_attached` if its reactor was.
+/// Errors           the failure that ended the receiver, `closed` if it was destroyed, `not_attached` if its reactor
+///                  was.
 /// Cancel safety    nothing is lost: a message already handed to a destroyed wait goes to the next one.
 /// Thread           reactor-bound.
 class [[nodiscard]] next_operation {

@@ -97,13 +97,10 @@ std::uint32_t mtu_bytes(ibv_mtu mtu) noexcept { return mtu >= IBV_MTU_256 && mtu
 
 link_layer link_layer_of(std::uint8_t native) noexcept {
     switch (native) {
-    case IBV_LINK_LAYER_ETHERNET:
-        return link_layer::ethernet;
-    case IBV_LINK_LAYER_INFINIBAND:
-        return link_layer::infiniband;
+    case IBV_LINK_LAYER_ETHERNET: return link_layer::ethernet;
+    case IBV_LINK_LAYER_INFINIBAND: return link_layer::infiniband;
     // Drivers from before RoCE leave it unset (man ibv_query_port).
-    default:
-        return link_layer::unspecified;
+    default: return link_layer::unspecified;
     }
 }
 

@@ -60,8 +60,9 @@ result<void> check_options(const queue_pair_options& options, const ibv_device_a
     const auto within = [](std::uint32_t value, int limit) { return value <= static_cast<std::uint32_t>(limit); };
     if (options.max_send + options.max_recv == 0 || !within(options.max_send, limits.max_qp_wr) ||
         !within(options.max_recv, limits.max_qp_wr))
-        return invalid(verb, fmt::format("max_send {} and max_recv {}: the device takes up to {} each, and not 0 of both",
-                                         options.max_send, options.max_recv, limits.max_qp_wr));
+        return invalid(verb,
+                       fmt::format("max_send {} and max_recv {}: the device takes up to {} each, and not 0 of both",
+                                   options.max_send, options.max_recv, limits.max_qp_wr));
     if (options.max_send_slices == 0 || options.max_recv_slices == 0 ||
         !within(options.max_send_slices, limits.max_sge) || !within(options.max_recv_slices, limits.max_sge))
         return invalid(verb, fmt::format("a request has 1 to {} slices on this device", limits.max_sge));
@@ -209,7 +210,8 @@ result<queue_pair> queue_pair::create(const protection_domain& domain, const que
     } else {
         mask |= IBV_QP_QKEY;
     }
-    if (auto moved = detail::check_errno_value("ibv_modify_qp", [&] { return ibv_modify_qp(*native, &attr, mask); }); !moved)
+    if (auto moved = detail::check_errno_value("ibv_modify_qp", [&] { return ibv_modify_qp(*native, &attr, mask); });
+        !moved)
         return std::move(moved).error();
     return pair;
 }
@@ -225,11 +227,12 @@ result<void> queue_pair::connect(const verbena::endpoint& remote, const connecti
         return invalid(verb, "the remote endpoint is on another link layer: Ethernet and InfiniBand do not meet");
     const std::uint32_t mtu = options.mtu != 0 ? options.mtu : std::min(setup.local.mtu, remote.mtu);
     if (!mtu_code(mtu) || mtu > setup.local.mtu)
-        return invalid(verb, fmt::format("an MTU of {}: 256, 512, 1024, 2048 or 4096, up to the port's {}", mtu,
-                                         setup.local.mtu));
+        return invalid(
+            verb, fmt::format("an MTU of {}: 256, 512, 1024, 2048 or 4096, up to the port's {}", mtu, setup.local.mtu));
     if (options.retry_cnt > 7 || options.rnr_retry > 7 || options.timeout > 31 || options.min_rnr_timer > 31 ||
         options.service_level > 15)
-        return invalid(verb, "retry_cnt and rnr_retry are 0 to 7, timeout and min_rnr_timer 0 to 31, service_level 0 to 15");
+        return invalid(verb,
+                       "retry_cnt and rnr_retry are 0 to 7, timeout and min_rnr_timer 0 to 31, service_level 0 to 15");
     const auto& limits = setup.domain->context->attributes;
 
     ibv_qp_attr attr{};
@@ -277,7 +280,8 @@ result<void> queue_pair::activate(std::uint32_t qkey) {
     if (setup.type != queue_pair_type::ud)
         return invalid("queue_pair::activate", "only a UD queue pair is activated; an RC one is connected");
     const auto move = [&](const char* verb, ibv_qp_attr attr, int mask) {
-        return detail::check_errno_value(verb, [&] { return ibv_modify_qp(core_->native(), &attr, mask | IBV_QP_STATE); });
+        return detail::check_errno_value(verb,
+                                         [&] { return ibv_modify_qp(core_->native(), &attr, mask | IBV_QP_STATE); });
     };
     ibv_qp_attr attr{};
     attr.qp_state = IBV_QPS_INIT;

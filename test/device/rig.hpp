@@ -78,11 +78,6 @@ inline bool has_number(std::span<const std::byte> bytes, std::uint64_t number) {
     return !bytes.empty();
 }
 
-inline std::string describe(const vb::reactor_stats& s) {
-    return fmt::format("turns {} polls {} completions {} resumes {} arms {} events {} parks {} wakes {} stale {} "
-                       "foreign {} rescued {} outstanding {} backend {}",
-                       s.turns, s.polls, s.completions, s.resumes, s.arms, s.events, s.parks, s.wakes, s.stale,
-                       s.foreign, s.rescued, s.outstanding, s.backend);
-}
+inline std::string describe(const vb::reactor_stats& stats) { return fmt::format("{}", stats); }
 
 } // namespace support

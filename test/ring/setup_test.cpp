@@ -68,13 +68,13 @@ TEST_CASE("a kernel that takes nothing delays what is added and fails what does 
     RING_OR_SKIP(probe);
     bool filtered = false;
     std::thread([&] {
-        auto ring = make_ring({.entries = 4}).value();
-        recorder watches[4];
         event_fd fd;
+        recorder watches[4];
+        recorder fifth;
+        auto ring = make_ring({.entries = 4}).value();
         settle(*ring); // the waker's registration
         if (!(filtered = refuse(SYS_io_uring_enter, EAGAIN))) return;
         for (int i = 0; i < 4; ++i) CHECK(ring->add(watches[i], fd.get(), POLLIN));
-        recorder fifth;
         const auto full = ring->add(fifth, fd.get(), POLLIN);
         CHECK((!full && full.error() == errc::resource));
         CHECK_FALSE(fifth.watching());

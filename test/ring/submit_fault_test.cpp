@@ -22,8 +22,7 @@ Function* genuine(const char* name) {
 
 int with_fault(io_uring* ring, int (*proceed)(io_uring*, unsigned), unsigned wait_for) {
     switch (std::exchange(next_fault, fault::none)) {
-    case fault::none:
-        break;
+    case fault::none: break;
     case fault::part: {
         const unsigned tail = ring->sq.sqe_tail;
         ring->sq.sqe_tail = ring->sq.sqe_head + std::min(3u, tail - ring->sq.sqe_head);
@@ -31,10 +30,8 @@ int with_fault(io_uring* ring, int (*proceed)(io_uring*, unsigned), unsigned wai
         ring->sq.sqe_tail = tail;
         return answer;
     }
-    case fault::busy:
-        return -EBUSY;
-    case fault::interrupted:
-        return -EINTR;
+    case fault::busy: return -EBUSY;
+    case fault::interrupted: return -EINTR;
     case fault::dropped:
         proceed(ring, 0);
         for (unsigned n = io_uring_cq_ready(ring); n != 0; n = 0) io_uring_cq_advance(ring, n);

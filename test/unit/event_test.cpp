@@ -8,6 +8,8 @@
 #include <verbena/event.hpp>
 #include <verbena/task.hpp>
 
+#include <cstddef>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -119,6 +121,22 @@ TEST_CASE("two coroutines that wake each other a million times need no more stac
         ping.set();
     });
     CHECK(turns == 1'000'000);
+}
+
+TEST_CASE("a chain of coroutines of which each wakes the next needs no more stack than one") {
+    auto link = [](event& mine, event& next) -> task<> {
+        co_await mine.wait();
+        next.set();
+    };
+    bool ended = false;
+    support::on_small_stack([&] {
+        std::deque<event> events(20'001);
+        std::deque<running_task<void>> chain;
+        for (std::size_t i = 0; i + 1 != events.size(); ++i) chain.emplace_back(link(events[i], events[i + 1]));
+        events.front().set();
+        ended = events.back().is_set();
+    });
+    CHECK(ended);
 }
 
 TEST_CASE("destroying an event for which a coroutine waits ends the program") {

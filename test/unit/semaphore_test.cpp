@@ -9,6 +9,7 @@
 #include <verbena/semaphore.hpp>
 #include <verbena/task.hpp>
 
+#include <deque>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -119,6 +120,22 @@ TEST_CASE("a million handovers between two coroutines need no more stack than on
         s.release();
     });
     CHECK(turns == 1'000'000);
+}
+
+TEST_CASE("a queue of coroutines that hand one permit on needs no more stack than one") {
+    auto pass_on = [](semaphore& s) -> task<> {
+        co_await s.acquire();
+        s.release();
+    };
+    bool back = false;
+    support::on_small_stack([&] {
+        semaphore s(0);
+        std::deque<running_task<void>> line;
+        for (int i = 0; i != 20'000; ++i) line.emplace_back(pass_on(s));
+        s.release();
+        back = s.try_acquire();
+    });
+    CHECK(back);
 }
 
 TEST_CASE("destroying a semaphore for which a coroutine waits ends the program") {

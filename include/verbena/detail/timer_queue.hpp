@@ -1,7 +1,5 @@
 #pragma once
 
-
-
 #include <verbena/detail/list.hpp>
 
 #include <chrono>

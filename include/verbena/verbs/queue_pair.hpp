@@ -38,9 +38,9 @@ struct endpoint {
 
     std::uint32_t qp_num = 0;
     std::uint32_t psn = 0;
-    std::uint32_t qkey = 0;  ///< UD only, 0 before `activate`
-    std::uint16_t lid = 0;   ///< InfiniBand only
-    std::uint32_t mtu = 0;   ///< bytes: the port's active MTU
+    std::uint32_t qkey = 0; ///< UD only, 0 before `activate`
+    std::uint16_t lid = 0;  ///< InfiniBand only
+    std::uint32_t mtu = 0;  ///< bytes: the port's active MTU
     link_layer link = link_layer::unspecified;
     queue_pair_type type = queue_pair_type::rc;
     verbena::gid gid{};
@@ -71,25 +71,26 @@ struct queue_pair_options {
 
 /// Attributes of a connection; see ibv_modify_qp(3).
 struct connection_options {
-    std::uint32_t mtu = 0;             ///< bytes, 256 to 4096; 0: the smaller of the two ports' active MTUs
-    std::uint8_t retry_cnt = 7;        ///< 0 to 7
-    std::uint8_t rnr_retry = 7;        ///< 0 to 7; 7 is for ever
-    std::uint8_t timeout = 14;         ///< 4.096 µs × 2^timeout until a retry; 0: never
-    std::uint8_t min_rnr_timer = 12;   ///< code of ibv_modify_qp(3); 12 is 0.64 ms
-    std::uint8_t rd_atomic = 16;       ///< outstanding reads and atomics each way, cut to the device's limit
-    std::uint8_t service_level = 0;    ///< 0 to 15
-    std::uint8_t traffic_class = 0;    ///< RoCE and routed InfiniBand
-    std::uint8_t hop_limit = 64;       ///< likewise
+    std::uint32_t mtu = 0;           ///< bytes, 256 to 4096; 0: the smaller of the two ports' active MTUs
+    std::uint8_t retry_cnt = 7;      ///< 0 to 7
+    std::uint8_t rnr_retry = 7;      ///< 0 to 7; 7 is for ever
+    std::uint8_t timeout = 14;       ///< 4.096 µs × 2^timeout until a retry; 0: never
+    std::uint8_t min_rnr_timer = 12; ///< code of ibv_modify_qp(3); 12 is 0.64 ms
+    std::uint8_t rd_atomic = 16;     ///< outstanding reads and atomics each way, cut to the device's limit
+    std::uint8_t service_level = 0;  ///< 0 to 15
+    std::uint8_t traffic_class = 0;  ///< RoCE and routed InfiniBand
+    std::uint8_t hop_limit = 64;     ///< likewise
 };
 
 /// A pair of a send and a receive queue. Move-only; keeps its domain and its completion queues alive.
 ///
-/// It is posted to by hand (`post`) or awaited on, never both: what came second fails with `in_use`. Awaiting needs both
-/// completion queues attached to one reactor. Capacity for `max_send + max_recv` completions is reserved at creation.
+/// It is posted to by hand (`post`) or awaited on, never both: what came second fails with `in_use`. Awaiting needs
+/// both completion queues attached to one reactor. Capacity for `max_send + max_recv` completions is reserved at
+/// creation.
 ///
-/// When a request of an RC queue pair fails, all others fail with `connection_reset` and the first failure as their root
-/// cause; so they do when the queue pair is destroyed with work outstanding, or a coroutine whose request the device
-/// has. In each case the buffers are quiet before anyone is resumed.
+/// When a request of an RC queue pair fails, all others fail with `connection_reset` and the first failure as their
+/// root cause; so they do when the queue pair is destroyed with work outstanding, or a coroutine whose request the
+/// device has. In each case the buffers are quiet before anyone is resumed.
 ///
 /// Thread: reactor-bound; without a reactor it belongs to one thread at a time.
 class VERBENA_API queue_pair {
@@ -111,7 +112,8 @@ class VERBENA_API queue_pair {
     send_operation send(const slice_list& local, send_options options = {}) const noexcept {
         return {core_.get(), request(work_kind::send, local, options)};
     }
-    send_operation send(memory_slice first, memory_slice second, std::same_as<memory_slice> auto... rest) const noexcept {
+    send_operation send(memory_slice first, memory_slice second,
+                        std::same_as<memory_slice> auto... rest) const noexcept {
         return send(std::array{first, second, rest...});
     }
     send_operation send_with_immediate(const slice_list& local, std::uint32_t immediate,
@@ -119,14 +121,16 @@ class VERBENA_API queue_pair {
         return {core_.get(), request(work_kind::send, local, options, immediate)};
     }
     /// UD.
-    send_operation send_to(const ud_destination& to, const slice_list& local, send_options options = {}) const noexcept {
+    send_operation send_to(const ud_destination& to, const slice_list& local,
+                           send_options options = {}) const noexcept {
         work_request work = request(work_kind::send, local, options);
         work.to = to;
         return {core_.get(), work};
     }
     /// UD: the first 40 bytes of the list receive the GRH; `byte_len` does not count them.
     recv_operation recv(const slice_list& local) const noexcept { return {core_.get(), recv_request{local}}; }
-    recv_operation recv(memory_slice first, memory_slice second, std::same_as<memory_slice> auto... rest) const noexcept {
+    recv_operation recv(memory_slice first, memory_slice second,
+                        std::same_as<memory_slice> auto... rest) const noexcept {
         return recv(std::array{first, second, rest...});
     }
     write_operation write(const slice_list& local, remote_slice remote, send_options options = {}) const noexcept {

@@ -149,7 +149,8 @@ struct read_request {
     bool signaled = true;
     bool fence = false;
     operator work_request() const noexcept {
-        return {.kind = work_kind::read, .signaled = signaled, .fence = fence, .local = local, .remote = remote, .to = {}};
+        return {
+            .kind = work_kind::read, .signaled = signaled, .fence = fence, .local = local, .remote = remote, .to = {}};
     }
 };
 

@@ -1,0 +1,229 @@
+#include "coroutines.hpp"
+
+#include <verbena/verbena.hpp>
+
+#include <array>
+#include <chrono>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace coroutines {
+namespace {
+
+namespace vb = verbena;
+
+std::uint64_t now_ns() {
+    return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+std::uint64_t number_of(std::uint32_t client, std::uint64_t message) { return std::uint64_t{client} << 48 | message; }
+
+vb::context open(const plain::options& options) {
+    return (options.device.empty() ? vb::context::open_default() : vb::context::open(options.device)).value();
+}
+
+struct engine {
+    engine(const vb::context& device, vb::wait_policy wait, std::size_t entries)
+        : reactor({.wait = wait}), channel(vb::completion_channel::create(device).value()),
+          cq(vb::completion_queue::create(device, entries, {.channel = channel}).value()) {
+        reactor.attach(cq, slots).value();
+    }
+    void add_counts(plain::figures& figures) const {
+        const auto stats = reactor.stats();
+        if (stats.rescued != 0 || stats.stale != 0)
+            throw std::runtime_error("the reactor rescued or mistook a completion");
+        figures.polls += stats.polls;
+        figures.parks += stats.parks;
+        figures.wakes += stats.wakes;
+        figures.arms += stats.arms;
+        figures.events += stats.events;
+    }
+
+    std::array<vb::poll_slot, 32> slots;
+    vb::reactor reactor;
+    vb::completion_channel channel;
+    vb::completion_queue cq;
+};
+
+// One end of one connection.
+struct end {
+    end(const vb::protection_domain& domain, engine& engine, const plain::options& options)
+        : qp(vb::queue_pair::create(
+                 domain,
+                 {.send_cq = engine.cq, .recv_cq = engine.cq, .max_send = options.depth, .max_recv = options.depth})
+                 .value()),
+          inbox(vb::receiver::create(qp, {.depth = options.depth, .message_bytes = options.message_bytes}).value()) {}
+
+    vb::queue_pair qp;
+    vb::receiver inbox;
+};
+
+void connect(end& a, end& b) {
+    a.qp.connect(b.qp.endpoint()).value();
+    b.qp.connect(a.qp.endpoint()).value();
+}
+
+class serving {
+  public:
+    serving(end& end, const plain::options& options, std::uint32_t client, std::uint64_t rounds)
+        : end_(end), options_(options), client_(client), rounds_(rounds) {}
+
+    /// `in_flight` coroutines, each of which answers every message that it gets.
+    vb::task<> run() {
+        vb::scope scope;
+        for (std::uint32_t i = 0; i < options_.in_flight; ++i) scope.spawn(answer());
+        co_await scope.join();
+    }
+    std::uint64_t errors = 0;
+
+  private:
+    vb::task<> answer() {
+        while (taken_ < rounds_) {
+            const std::uint64_t number = number_of(client_, taken_++);
+            auto message = (co_await end_.inbox.next()).value();
+            if (!plain::carries(message.bytes().bytes(), number)) ++errors;
+            (co_await end_.qp.send(message.bytes())).value();
+        }
+    }
+
+    end& end_;
+    const plain::options& options_;
+    std::uint32_t client_;
+    std::uint64_t rounds_;
+    std::uint64_t taken_ = 0;
+};
+
+class asking {
+  public:
+    asking(end& end, const vb::protection_domain& domain, const plain::options& options, std::uint32_t client,
+           std::uint64_t rounds, std::uint64_t& finished)
+        : end_(end), options_(options), client_(client), rounds_(rounds), finished_(finished),
+          buffers_(
+              vb::memory_region::allocate(domain, std::size_t{options.message_bytes} * options.in_flight).value()) {}
+
+    vb::task<> run() {
+        vb::scope scope;
+        for (std::uint32_t i = 0; i < options_.in_flight; ++i) scope.spawn(ask(i));
+        co_await scope.join();
+    }
+    std::uint64_t errors = 0;
+
+  private:
+    vb::task<> ask(std::uint32_t slot) {
+        const auto buffer = buffers_.slice(std::size_t{options_.message_bytes} * slot, options_.message_bytes);
+        while (sent_ < rounds_) {
+            plain::stamp(buffer.bytes(), number_of(client_, sent_++));
+            const std::uint64_t started = options_.samples.empty() ? 0 : now_ns();
+            (co_await end_.qp.send(buffer)).value();
+            auto answer = (co_await end_.inbox.next()).value();
+            if (!plain::carries(answer.bytes().bytes(), number_of(client_, arrived_++))) ++errors;
+            if (!options_.samples.empty()) options_.samples[finished_] = now_ns() - started;
+            ++finished_;
+        }
+    }
+
+    end& end_;
+    const plain::options& options_;
+    std::uint32_t client_;
+    std::uint64_t rounds_;
+    std::uint64_t& finished_; ///< rounds of all clients
+    vb::memory_region buffers_;
+    std::uint64_t sent_ = 0;
+    std::uint64_t arrived_ = 0;
+};
+
+vb::task<std::uint64_t> timed(vb::task<> work) {
+    const std::uint64_t started = now_ns();
+    co_await std::move(work);
+    co_return now_ns() - started;
+}
+
+} // namespace
+
+plain::figures busy_echo(const plain::options& options) {
+    const auto device = open(options);
+    const auto domain = vb::protection_domain::create(device).value();
+    engine engine(device, vb::wait_policy::spin_forever(), std::size_t{options.clients} * 4 * options.depth);
+    std::deque<end> servers, clients;
+    std::deque<serving> answering;
+    std::deque<asking> questions;
+    std::uint64_t finished = 0;
+    for (std::uint32_t i = 0; i < options.clients; ++i) {
+        const std::uint64_t rounds = options.rounds / options.clients + (i < options.rounds % options.clients ? 1 : 0);
+        connect(servers.emplace_back(domain, engine, options), clients.emplace_back(domain, engine, options));
+        answering.emplace_back(servers.back(), options, i, rounds);
+        questions.emplace_back(clients.back(), domain, options, i, rounds, finished);
+    }
+    plain::figures figures{.rounds = options.rounds};
+    figures.total_ns = engine.reactor.run(timed([](auto& as, auto& qs) -> vb::task<> {
+        vb::scope scope;
+        for (auto& a : as) scope.spawn(a.run());
+        for (auto& q : qs) scope.spawn(q.run());
+        co_await scope.join();
+    }(answering, questions)));
+    engine.add_counts(figures);
+    for (const auto& a : answering) figures.errors += a.errors;
+    for (const auto& q : questions) figures.errors += q.errors;
+    return figures;
+}
+
+plain::figures busy_ping_pong(const plain::options& options) {
+    plain::options one = options;
+    one.clients = 1;
+    return coroutines::busy_echo(one);
+}
+
+plain::figures parked_ping_pong(const plain::options& options) {
+    struct half {
+        half(const vb::context& device, const vb::protection_domain& domain, const plain::options& options)
+            : engine(device, vb::wait_policy::park_at_once(), std::size_t{2} * options.depth),
+              end(domain, engine, options) {}
+        struct engine engine;
+        struct end end;
+    };
+    const auto device = open(options);
+    const auto domain = vb::protection_domain::create(device).value();
+    auto client = std::make_unique<half>(device, domain, options);
+    auto server = std::make_unique<half>(device, domain, options);
+    connect(client->end, server->end);
+    plain::figures figures{.rounds = options.rounds};
+    plain::figures served;
+    std::exception_ptr failure;
+    std::thread thread([&, mine = std::move(server)]() mutable {
+        try {
+            serving answering(mine->end, options, 0, options.rounds);
+            mine->engine.reactor.run(answering.run());
+            mine->engine.add_counts(served);
+            served.errors = answering.errors;
+        } catch (...) {
+            failure = std::current_exception();
+        }
+        mine.reset();
+    });
+    std::uint64_t finished = 0;
+    try {
+        asking questions(client->end, domain, options, 0, options.rounds, finished);
+        figures.total_ns = client->engine.reactor.run(timed(questions.run()));
+        client->engine.add_counts(figures);
+        figures.errors = questions.errors;
+    } catch (...) {
+        client.reset();
+        thread.join();
+        throw;
+    }
+    thread.join();
+    if (failure) std::rethrow_exception(failure);
+    figures.polls += served.polls;
+    figures.parks += served.parks;
+    figures.wakes += served.wakes;
+    figures.arms += served.arms;
+    figures.events += served.events;
+    figures.errors += served.errors;
+    return figures;
+}
+
+} // namespace coroutines
