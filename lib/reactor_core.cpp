@@ -315,7 +315,7 @@ void reactor_core::run_until(root_base& root) {
     bool idle = false;
     time_point idle_since{};
     while (!root.done()) {
-        if (stopping_.exchange(false)) throw_error(error(errc::stopped, "reactor::run"));
+        if (stopping_.load() && stopping_.exchange(false)) throw_error(error(errc::stopped, "reactor::run"));
         if (turn(run_budget) > 0) {
             idle = false;
             continue;
