@@ -94,6 +94,15 @@ bool attached_queue::arm() noexcept {
 void attached_queue::took_event() noexcept {
     if (++queue_->unacked_events >= ack_batch) pay_acks(*queue_);
     if (armed_) --pump_.armed_;
+    if (owes_event_) --pump_.owing_;
+    armed_ = owes_event_ = found_while_armed_ = overdue_ = false;
+}
+
+void attached_queue::forget_arm() noexcept {
+    if (!armed_) return;
+    --pump_.armed_;
+    if (!owes_event_) ++pump_.owing_;
+    owes_event_ = true;
     armed_ = found_while_armed_ = overdue_ = false;
 }
 
@@ -101,10 +110,7 @@ bool attached_queue::event_lost() noexcept {
     const bool silent = armed_ && found_while_armed_;
     const bool lost = silent && overdue_;
     overdue_ = silent && !lost;
-    if (lost) {
-        --pump_.armed_;
-        armed_ = found_while_armed_ = false;
-    }
+    if (lost) forget_arm();
     return lost;
 }
 
@@ -112,10 +118,7 @@ bool attached_queue::on_reactor_thread() const noexcept { return pump_.reactor()
 
 void attached_queue::about_to_resize() noexcept { pump_.take_all_events(); }
 
-void attached_queue::resized() noexcept {
-    if (armed_) --pump_.armed_;
-    armed_ = found_while_armed_ = overdue_ = false;
-}
+void attached_queue::resized() noexcept { forget_arm(); }
 
 completion_pump::~completion_pump() {
     queues_.clear();
@@ -134,7 +137,8 @@ attached_queue& completion_pump::add(std::unique_ptr<attached_queue> queue) {
 
 void completion_pump::remove(attached_queue& queue) noexcept {
     take_all_events();
-    if (queue.armed()) --armed_;
+    queue.forget_arm();
+    if (queue.owes_event_) --owing_;
     std::erase_if(queues_, [&](const auto& attached) { return attached.get() == &queue; });
 }
 
@@ -152,7 +156,10 @@ bool completion_pump::arm() noexcept {
 }
 
 void completion_pump::fail() noexcept {
-    for (const auto& queue : queues_) reactor_.queue_failed(queue->queue(), errc::device_removed);
+    for (const auto& queue : queues_) {
+        queue->queue().failed.store(true); // what lies in it is still swept
+        reactor_.queue_failed(queue->queue(), errc::device_removed);
+    }
 }
 
 bool completion_pump::take_event() noexcept {
@@ -182,8 +189,8 @@ bool completion_pump::take_event() noexcept {
 
 void completion_pump::ready(unsigned events) noexcept {
     // Every arm gives one event at most, so that no more than one for each armed queue is owed: the read that would say
-    // EAGAIN is saved.
-    while (armed_ > 0 && take_event()) {}
+    // EAGAIN is saved. What a forgotten arm still sends must be taken too, or mlx5 ignores the next arm.
+    while (armed_ + owing_ > 0 && take_event()) {}
     if ((events & (POLLERR | POLLHUP | POLLNVAL)) != 0) fail();
 }
 

@@ -44,13 +44,17 @@ class attached_queue final : public cq_attachment {
     void resized() noexcept override;
 
   private:
+    friend class completion_pump;
     void fail() noexcept;
+    /// The arm is not relied on any more, but its event may be on the way.
+    void forget_arm() noexcept;
 
     completion_pump& pump_;
     std::shared_ptr<completion_queue_state> queue_;
     std::span<poll_slot> slots_;
     std::shared_ptr<const std::function<void(const work_completion&)>> foreign_; ///< may be null
     bool armed_ = false;
+    bool owes_event_ = false; ///< of an arm that was forgotten
     bool failed_ = false;
     bool found_while_armed_ = false;
     bool overdue_ = false; ///< so it was at the last tick already
@@ -91,6 +95,7 @@ class completion_pump final : public source, public watch {
     std::shared_ptr<completion_channel_state> channel_; ///< null: queues that are only polled
     std::vector<std::unique_ptr<attached_queue>> queues_;
     std::size_t armed_ = 0;
+    std::size_t owing_ = 0;
 
     friend class attached_queue;
 };

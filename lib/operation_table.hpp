@@ -10,7 +10,7 @@ namespace verbena::detail {
 class operation_state;
 class receiver_core;
 class work_queue;
-class buffer_pool_state;
+struct buffer_pool_state;
 
 /// Who learns of a completion.
 enum class entry_kind : std::uint8_t {

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <string>
+#include <utility>
 
 namespace verbena::detail {
 namespace {
@@ -130,6 +131,8 @@ std::optional<completion_outcome> queue_pair_core::bind() noexcept {
         return failed_with(errc::invalid_argument, "await",
                            "the shared receive queue belongs to another reactor than the receive completion queue");
     if (!sends->reactor().on_thread()) return failed_with(errc::wrong_thread, "await");
+    if (setup_.send_cq->failed.load() || setup_.recv_cq->failed.load())
+        return failed_with(errc::queue_failed, "await", "nothing is heard of the completion queue any more");
     reactor_ = &sends->reactor();
     reactor_->pairs.push_back(in_reactor);
     return std::nullopt;
@@ -170,7 +173,7 @@ const char* queue_pair_core::mistake_in(const work_request& request) const noexc
 
 std::optional<completion_outcome> queue_pair_core::admit(const work_request* requests, std::uint32_t count) noexcept {
     if (reactor_ == nullptr) {
-        if (quiesced_) return fallen();
+        if (quiesced_ && setup_.send_cq->attachment.load() != nullptr) return fallen();
         if (auto refused = bind()) return refused;
     } else if (!reactor_->on_thread()) {
         return failed_with(errc::wrong_thread, "await");
@@ -207,6 +210,7 @@ bool queue_pair_core::submit(operation_state& operation) noexcept {
     if (queue.room() < operation.count_ || !queue.waiting.empty()) {
         operation.phase_ = operation_phase::queued;
         queue.waiting.push_back(operation);
+        if (queue.silent()) want_attention();
         return true;
     }
     return dispose(operation);
@@ -379,6 +383,8 @@ void queue_pair_core::flush() noexcept {
         if (send_wrs_.empty()) send_wrs_.resize(setup_.max_send);
         flush_queue(send_, send_wrs_, [this](auto* first, auto** bad) { return ibv_post_send(native_, first, bad); });
     }
+    // What was refused gave its room back, and what was posted may be silent.
+    if (!send_.waiting.empty() || !recv_.waiting.empty() || flushing()) want_attention();
 }
 
 void queue_pair_core::leave(operation_state& operation) noexcept {
@@ -442,7 +448,9 @@ void queue_pair_core::end_flushes() noexcept {
         if (failed_) flush.outcome_ = fallen();
         reactor_->ready.push(flush);
     }
-    if (!flushes_.empty() && !failed_ && !send_.empty() && !send_.last()->signaled) post_marker();
+    if (failed_ || send_.empty()) return;
+    // A chain may wait for more room than a run of unsignaled requests leaves.
+    if ((!flushes_.empty() && !send_.last()->signaled) || (!send_.waiting.empty() && send_.silent())) post_marker();
 }
 
 result<void> queue_pair_core::send_detached(const work_request& request, pool_token token) noexcept {
@@ -528,6 +536,14 @@ bool queue_pair_core::post_receive(receiver_core& receiver, std::uint32_t slot, 
     return true;
 }
 
+void queue_pair_core::look_for_cause(const work_queue& flushed) noexcept {
+    if (failed_ || noted_ || setup_.send_cq == setup_.recv_cq) return;
+    // Only once deep: the queue that is being read must not be read on in the middle of its batch.
+    if (std::exchange(reactor_->looking_for_cause, true)) return;
+    reactor_->sweep(&flushed == &send_ ? *setup_.recv_cq : *setup_.send_cq);
+    reactor_->looking_for_cause = false;
+}
+
 void queue_pair_core::note_failure(std::error_code code, std::uint32_t vendor_error) noexcept {
     if (failed_ || noted_) return;
     noted_ = true;
@@ -596,7 +612,9 @@ void queue_pair_core::start_failing() noexcept {
     send_.end_waiting(*reactor_, failure);
     recv_.end_waiting(*reactor_, failure);
     in_batches.unlink();
-    if (receiver_ != nullptr && setup_.type == queue_pair_type::ud) receiver_->fail(error_of(failure));
+    // With all its buffers out, or on UD, no flushed receive tells the receiver.
+    if (receiver_ != nullptr && (recv_.empty() || setup_.type == queue_pair_type::ud))
+        receiver_->fail(error_of(failure));
     if (send_.empty() && recv_.empty()) return;
     // rxe does not flush a receive that was posted after the queue pair had failed by itself, unless told once more.
     to_error_state();

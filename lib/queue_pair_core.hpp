@@ -80,6 +80,8 @@ class queue_pair_core {
     // From the reactor.
     work_queue& sends() noexcept { return send_; }
     bool flushing() const noexcept { return !flushes_.empty(); }
+    /// One of `flushed` was, and no failure is known. With two completion queues that may lie in the other one still.
+    void look_for_cause(const work_queue& flushed) noexcept;
     /// A completion of this queue pair failed. Acts later, in `attend`, when the batch has been read.
     void note_failure(std::error_code code, std::uint32_t vendor_error) noexcept;
     /// A completion queue of it cannot be polled any more.

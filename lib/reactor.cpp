@@ -37,6 +37,7 @@ result<void> readable_operation::awaiter::await_resume() {
 }
 
 reactor::reactor(const reactor_options& options) : core_(std::make_unique<detail::reactor_core>(options)) {}
+reactor::reactor(std::unique_ptr<detail::reactor_core> core) noexcept : core_(std::move(core)) {}
 reactor::~reactor() = default;
 
 result<void> reactor::attach(const completion_queue& queue, std::span<poll_slot> slots, const attach_options& options) {

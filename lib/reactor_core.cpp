@@ -47,18 +47,20 @@ void call_all(Range& range, F&& f) {
 
 } // namespace
 
-reactor_core::reactor_core(const reactor_options& options, std::unique_ptr<clock_source> clock)
-    : options_(options), clock_(clock ? std::move(clock) : std::make_unique<real_clock>()),
+reactor_core::reactor_core(const reactor_options& options, std::unique_ptr<clock_source> clock,
+                           std::unique_ptr<wait_backend> backend)
+    : options_(options), clock_(clock ? std::move(clock) : std::make_unique<real_clock>()), given_(std::move(backend)),
       check_interval_(options.safety_repoll) {}
 
 reactor_core::~reactor_core() {
     if (!on_thread()) broken_rule("a reactor was destroyed on another thread than the one that runs it");
+    // Before their queue pairs fail: that the reactor is gone is what they are to report.
+    while (!receivers.empty()) receivers.pop_front().receiver->reactor_gone();
     while (!pairs.empty()) {
         queue_pair_core& pair = *pairs.front().pair;
         pair.quiesce(make_code(errc::not_attached));
         pair.unbind();
     }
-    while (!receivers.empty()) receivers.pop_front().receiver->reactor_gone();
     while (!readables_.empty()) (void)unwatch(readables_.front()).has_value();
     if (backend_)
         for (const auto& pump : pumps_) {
@@ -77,7 +79,7 @@ const void* reactor_core::this_thread() noexcept {
 result<void> reactor_core::start() {
     if (!on_thread()) return error(errc::wrong_thread, "reactor::run").with_note("another thread runs this reactor");
     if (backend_) return {};
-    auto backend = make_ring();
+    auto backend = given_ ? result<std::unique_ptr<wait_backend>>(std::move(given_)) : make_ring();
     if (!backend) return std::move(backend).error();
     backend_ = std::move(backend).value();
     for (const auto& pump : pumps_)

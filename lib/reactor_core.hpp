@@ -28,7 +28,9 @@ namespace verbena::detail {
 /// The loop behind `reactor`: drain, react, resume, others, park.
 class reactor_core {
   public:
-    explicit reactor_core(const reactor_options& options, std::unique_ptr<clock_source> clock = nullptr);
+    /// Without a clock and a backend of the caller's: the real ones.
+    explicit reactor_core(const reactor_options& options, std::unique_ptr<clock_source> clock = nullptr,
+                          std::unique_ptr<wait_backend> backend = nullptr);
     ~reactor_core();
     reactor_core(const reactor_core&) = delete;
     reactor_core& operator=(const reactor_core&) = delete;
@@ -78,6 +80,7 @@ class reactor_core {
     list<pair_link> batches;   ///< have something to flush
     list<receiver_link> receivers;
     bool returned_receives = false; ///< a receiver has buffers to post again
+    bool looking_for_cause = false; ///< a completion queue is read in the middle of another's batch
     reactor_stats counters;
 
   private:
@@ -104,6 +107,7 @@ class reactor_core {
 
     reactor_options options_;
     std::unique_ptr<clock_source> clock_;
+    std::unique_ptr<wait_backend> given_; ///< becomes the backend at the start
     std::unique_ptr<wait_backend> backend_;
     std::vector<std::unique_ptr<completion_pump>> pumps_;
     std::vector<completion_queue_state*> failed_queues_;

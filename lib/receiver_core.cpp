@@ -217,7 +217,7 @@ void receiver_core::close() noexcept {
 }
 
 void receiver_core::give_back(std::uint32_t slot) noexcept {
-    if (!live() || ended_) return;
+    if (!live() || ended_ || (pair_ != nullptr && pair_->failed())) return;
     if (!reactor_->on_thread())
         broken_rule("a message was destroyed on another thread than the one that runs its reactor");
     if (pair_ != nullptr && pair_->setup().post_mode == post_mode::batched) {

@@ -45,8 +45,8 @@ void work_queue::unlink(table_entry& entry) noexcept {
 }
 
 void work_queue::revoke(reactor_core& reactor, table_entry& entry) noexcept {
-    // The run of unsignaled requests is counted too high rather than too low.
-    if (sends_) ++unsignaled_;
+    // If it was signaled, the length of the run before it has been forgotten: the next request begins a new one.
+    if (sends_) unsignaled_ = capacity_;
     unlink(entry);
     reactor.table.release(entry);
 }
@@ -66,7 +66,10 @@ void work_queue::complete(reactor_core& reactor, table_entry& entry, const ibv_w
     } else {
         const std::error_code code(static_cast<int>(wc.status), completion_category());
         queue_pair_core* pair = pair_ != nullptr ? pair_ : reactor.find_pair(wc.qp_num);
-        if (pair != nullptr) pair->note_failure(code, wc.vendor_err);
+        if (pair != nullptr) {
+            if (wc.status == IBV_WC_WR_FLUSH_ERR) pair->look_for_cause(*this);
+            pair->note_failure(code, wc.vendor_err);
+        }
         completion_outcome failure;
         failure.failed = true;
         failure.code = code;

@@ -34,6 +34,13 @@ class work_queue {
     /// Whether the next send must carry the signaled flag although nobody asked: so that room always comes back.
     bool must_signal() const noexcept { return unsignaled_ + 1 >= (capacity_ / 2 > 1 ? capacity_ / 2 : 1); }
 
+    /// True if there is something outstanding, of which the device will report nothing.
+    bool silent() const noexcept {
+        const table_entry* entry = tail_;
+        while (entry != nullptr && !entry->signaled) entry = entry->previous;
+        return head_ != nullptr && entry == nullptr;
+    }
+
     /// Takes an entry and appends it. Null: the table is full. Does not take room.
     table_entry* append(reactor_core& reactor, bool signaled) noexcept;
     /// Undoes `append` of a request that was not posted. Does not give room.

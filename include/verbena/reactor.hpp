@@ -188,6 +188,7 @@ class VERBENA_API reactor {
 
   private:
     friend struct detail::access;
+    explicit reactor(std::unique_ptr<detail::reactor_core> core) noexcept;
     void run_until(detail::root_base& root);
 
     std::unique_ptr<detail::reactor_core> core_;

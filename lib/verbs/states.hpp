@@ -166,6 +166,11 @@ struct access {
     }
     /// Takes the duty to call `release_pool_buffer` from the buffer.
     static pool_token release(pool_buffer&& buffer) noexcept { return buffer.release(); }
+    /// For tests: with a clock and a backend of their own.
+    template <class Reactor, class Core>
+    static Reactor make_reactor(std::unique_ptr<Core> core) {
+        return Reactor(std::move(core));
+    }
     template <class Handle>
     static auto* core(const Handle& handle) noexcept {
         return handle.core_.get();

@@ -8,6 +8,7 @@
 #include <coroutine>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -230,8 +231,11 @@ class work_awaiter : public operation_state {
             return received{.byte_len = outcome_.byte_len,
                             .immediate = outcome_.has_immediate ? std::optional(outcome_.immediate) : std::nullopt,
                             .source_qp = outcome_.source_qp};
-        else
-            return *reinterpret_cast<const std::uint64_t*>(request_.local.data()->address);
+        else {
+            std::uint64_t before; // the caller's memory need not be aligned
+            std::memcpy(&before, request_.local.data()->bytes().data(), sizeof before);
+            return before;
+        }
     }
 
   private:
@@ -254,7 +258,9 @@ template <std::size_t N>
 class chain_awaiter : public operation_state {
   public:
     chain_awaiter(queue_pair_core* qp, const std::array<work_request, N>& requests) noexcept
-        : operation_state(qp, requests_.data(), N), requests_(requests) {}
+        : operation_state(qp, nullptr, N), requests_(requests) {
+        operation_state::requests_ = requests_.data();
+    }
 
     bool await_ready() const noexcept { return false; }
     bool await_suspend(std::coroutine_handle<> waiting) noexcept {
