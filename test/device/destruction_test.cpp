@@ -542,9 +542,9 @@ TEST_CASE("ten thousand queue pairs made, posted to and destroyed") {
         }
         qp.reset();
         log.failures.clear();
-        if (i == count / 10) before = resident_kib();
+        if (i == count / 2) before = resident_kib(); // a simulated device keeps the last few thousand dead
     }
     CHECK(log.successes == 0);
     CHECK(engine.reactor.stats().outstanding == 0);
-    if (!support::sanitized) CHECK(resident_kib() <= before + 1024);
+    if (!support::sanitized) CHECK(resident_kib() <= before + 512);
 }

@@ -26,13 +26,13 @@ std::chrono::microseconds thread_time() {
     return of(usage.ru_utime) + of(usage.ru_stime);
 }
 
-// The time of an emulated processor is that of its host, which may be busy with others: 50 us have become 6 ms. With
-// one processor, whose clock counts instructions (`test/vm/run --counted`), it is exact again.
+// On a machine that is busy with others 50 us have become 6 ms. With one emulated processor, whose clock counts
+// instructions (`test/vm/run --counted`), time is exact.
 bool time_means_something() {
     std::ifstream file("/proc/cpuinfo");
     const std::string text(std::istreambuf_iterator<char>(file), {});
-    return !support::sanitized &&
-           (text.find("QEMU TCG") == std::string::npos || std::thread::hardware_concurrency() == 1);
+    return !support::sanitized && text.find("QEMU TCG") != std::string::npos &&
+           std::thread::hardware_concurrency() == 1;
 }
 
 struct sample {

@@ -293,8 +293,6 @@ TEST_CASE("a reactor and what belongs to it, used from a second thread") {
     const auto domain = vb::protection_domain::create(device).value();
     const auto memory = vb::memory_region::allocate(domain, message_bytes).value();
     support::engine engine(device);
-    auto options = support::pair_options();
-    options.send_cq = options.recv_cq = engine.cq;
     auto qp = support::make_pair_end(domain, engine.cq, support::pair_options());
     engine.reactor.poll().value();
     std::vector<vb::error> failures;

@@ -71,7 +71,7 @@ TEST_CASE("ports, GIDs and keys are as on an Ethernet device") {
 
 TEST_CASE("the verbs of the program are those linked into it") {
     Dl_info info{};
-    REQUIRE(dladdr(dlsym(RTLD_DEFAULT, "ibv_open_device"), &info) != 0);
+    REQUIRE(dladdr(reinterpret_cast<void*>(&ibv_open_device), &info) != 0);
     CHECK(std::string(info.dli_fname).find("libibverbs") == std::string::npos);
     device d("sim0");
     REQUIRE(dladdr(reinterpret_cast<void*>(d.context->ops.poll_cq), &info) != 0);
