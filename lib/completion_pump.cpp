@@ -189,8 +189,8 @@ bool completion_pump::take_event() noexcept {
 
 void completion_pump::ready(unsigned events) noexcept {
     // Every arm gives one event at most, so that no more than one for each armed queue is owed: the read that would say
-    // EAGAIN is saved. An event that stays unread makes mlx5 ignore the next arm of its queue: what forgotten arms still
-    // send is taken too, and everything when nothing was expected.
+    // EAGAIN is saved. An event that stays unread makes mlx5 ignore the next arm of its queue: what forgotten arms
+    // still send is taken too, and everything when nothing was expected.
     const bool unexpected = armed_ + owing_ == 0;
     while ((unexpected || armed_ + owing_ > 0) && take_event()) {}
     if ((events & (POLLERR | POLLHUP | POLLNVAL)) != 0) fail();
