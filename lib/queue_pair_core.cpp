@@ -427,7 +427,10 @@ bool queue_pair_core::submit(flush_state& flush) noexcept {
 bool queue_pair_core::post_marker() noexcept {
     if (send_.room() == 0) return false;
     table_entry* entry = send_.append(*reactor_, true);
-    if (entry == nullptr) return false;
+    if (entry == nullptr) {
+        note_failure(make_code(errc::resource), 0);
+        return false;
+    }
     entry->kind = entry_kind::quiet;
     ibv_send_wr wr;
     fill(wr, write_request{.local = {}, .remote = {}}, entry->wr_id, true, false);
@@ -436,6 +439,8 @@ bool queue_pair_core::post_marker() noexcept {
         &wr, bad, [this](auto* first, auto** b) { return ibv_post_send(native_, first, b); }, "ibv_post_send");
     if (code) {
         send_.revoke(*reactor_, *entry);
+        // Nothing else would ever tell that those before it are done; the buffers are quiet after a failure.
+        note_failure(code, 0);
         return false;
     }
     send_.take(1);
