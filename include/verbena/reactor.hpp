@@ -56,9 +56,9 @@ struct reactor_stats {
 
 /// @cond internal
 namespace detail {
-struct sleep_state : ready_node, timer {
+struct VERBENA_API sleep_state : ready_node, timer {
     explicit sleep_state(reactor_core* r) noexcept : reactor(r) {}
-    VERBENA_API void expired() noexcept override;
+    void expired() noexcept override;
     reactor_core* reactor;
 };
 } // namespace detail
