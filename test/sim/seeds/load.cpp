@@ -898,7 +898,13 @@ vb::task<> load::supervisor(connection& c) {
     co_await c.senders.join();
     // Failures may have left too little.
     if (&c == connections_.front().get())
-        while (issued_ < operations_wanted + 16) co_await (c.doomed ? pause() : one(c.flows[dice_.below(2)]));
+        while (issued_ < operations_wanted + 16) {
+            // Not as one conditional expression: g++ 12 destroys the task in it twice.
+            if (c.doomed)
+                co_await pause();
+            else
+                co_await one(c.flows[dice_.below(2)]);
+        }
     if (!c.doomed && !c.datagram) {
         for (auto& e : *c.ends)
             if (e.qp) co_await flush(e);
