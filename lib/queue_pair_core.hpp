@@ -78,7 +78,6 @@ class queue_pair_core {
     bool post_receive(receiver_core& receiver, std::uint32_t slot, memory_slice slice) noexcept;
 
     // From the reactor.
-    work_queue& sends() noexcept { return send_; }
     bool flushing() const noexcept { return !flushes_.empty(); }
     /// One of `flushed` was, and no failure is known. With two completion queues that may lie in the other one still.
     void look_for_cause(const work_queue& flushed) noexcept;
