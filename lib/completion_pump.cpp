@@ -61,14 +61,15 @@ void attached_queue::sweep() noexcept {
     if (failed_) return;
     std::array<ibv_wc, 16> entries;
     const auto most = static_cast<int>(queue_->capacity.load());
-    for (int total = 0; total < most;) {
+    int total = 0;
+    while (total < most) {
         const int polled = ibv_poll_cq(queue_->native, static_cast<int>(entries.size()), entries.data());
         if (polled < 0) fail();
         if (polled <= 0) break;
         for (int i = 0; i < polled; ++i) pump_.reactor().dispatch(entries[i], *this);
         total += polled;
     }
-    if (armed_) found_while_armed_ = true;
+    if (armed_ && total > 0) found_while_armed_ = true;
 }
 
 void attached_queue::fail() noexcept {

@@ -32,6 +32,7 @@ const char* describe(errc condition) noexcept {
     case errc::wrong_thread: return "used from a thread it does not belong to";
     case errc::queue_failed: return "the completion queue failed";
     case errc::not_found: return "not found";
+    case errc::peer_lost: return "the peer gave no sign of life";
     }
     return "unknown";
 }

@@ -16,6 +16,7 @@ struct buffer_pool_state;
 enum class entry_kind : std::uint8_t {
     free,
     quiet,   ///< nobody: an unsignaled send, resumed when it was posted; a flush marker
+    probe,   ///< nobody: a sign of life is wanted
     awaited, ///< an operation: the last request of it
     member,  ///< an operation: an earlier request of its chain
     pooled,  ///< nobody, but a pool buffer goes back

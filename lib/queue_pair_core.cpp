@@ -79,10 +79,10 @@ void fill(ibv_send_wr& wr, const work_request& request, std::uint64_t wr_id, boo
 }
 
 // The verbs answer an errno value; how many of the chain were posted follows from where it stopped.
-template <class Wr, class Post>
-std::error_code post_chain(Wr* first, Wr*& bad, Post&& post, const char* verb) noexcept {
+template <auto Verb, class Wr>
+std::error_code post_chain(const char* name, ibv_qp* qp, Wr* first, Wr*& bad) noexcept {
     bad = nullptr;
-    const auto answer = check_errno_value(verb, [&] { return post(first, &bad); });
+    const auto answer = check_errno_value(name, [&] { return Verb(qp, first, &bad); });
     if (answer) return {};
     if (bad == nullptr) bad = first;
     return answer.error().code();
@@ -100,15 +100,40 @@ queue_pair_core::~queue_pair_core() {
         quiesce(make_code(errc::closed));
         unbind();
     }
-    if (receiver_ != nullptr) receiver_->queue_gone();
+    destroy();
+}
+
+void queue_pair_core::destroy() noexcept {
+    if (std::exchange(destroyed_, true)) return;
+    if (receiver_ != nullptr) std::exchange(receiver_, nullptr)->queue_gone();
     if (native_ != nullptr) {
         const auto destroyed = check_errno_value("ibv_destroy_qp", [this] { return ibv_destroy_qp(native_); });
         if (!destroyed && destroyed.error().code() != system_code(EIO))
             fatal("ibv_destroy_qp refused a queue pair: " + destroyed.error().message());
+        native_ = nullptr;
     }
     setup_.send_cq->release(setup_.max_send);
     setup_.recv_cq->release(setup_.max_recv);
     if (setup_.srq) setup_.srq->leave(*setup_.recv_cq);
+}
+
+std::error_code queue_pair_core::post(ibv_send_wr* first, ibv_send_wr*& bad) noexcept {
+    return post_chain<&ibv_post_send>("ibv_post_send", native_, first, bad);
+}
+std::error_code queue_pair_core::post(ibv_recv_wr* first, ibv_recv_wr*& bad) noexcept {
+    return post_chain<&ibv_post_recv>("ibv_post_recv", native_, first, bad);
+}
+
+/// Posts a request that no operation made.
+template <class Wr>
+std::error_code queue_pair_core::post_own(work_queue& queue, table_entry& entry, Wr& wr) noexcept {
+    Wr* bad;
+    const auto code = post(&wr, bad);
+    if (code)
+        queue.revoke(*reactor_, entry);
+    else
+        queue.take(1);
+    return code;
 }
 
 completion_outcome queue_pair_core::fallen() const noexcept {
@@ -135,14 +160,17 @@ std::optional<completion_outcome> queue_pair_core::bind() noexcept {
         return failed_with(errc::queue_failed, "await", "nothing is heard of the completion queue any more");
     reactor_ = &sends->reactor();
     reactor_->pairs.push_back(in_reactor);
+    if (setup_.keepalive.count() > 0) reactor_->timers.add(keepalive_, reactor_->clock().now() + setup_.keepalive);
     return std::nullopt;
 }
 
 void queue_pair_core::unbind() noexcept {
+    if (reactor_ == nullptr) return;
     in_reactor.unlink();
     in_attention.unlink();
     in_batches.unlink();
     reactor_->timers.remove(drain_);
+    reactor_->timers.remove(keepalive_);
     reactor_ = nullptr;
 }
 
@@ -306,8 +334,7 @@ bool queue_pair_core::post_one(operation_state& operation) noexcept {
         ibv_recv_wr wr;
         if (!prepare(operation, wr)) return settle(operation, 0, {});
         ibv_recv_wr* bad;
-        const auto code = post_chain(
-            &wr, bad, [this](auto* first, auto** b) { return ibv_post_recv(native_, first, b); }, "ibv_post_recv");
+        const auto code = post(&wr, bad);
         return code ? settle(operation, 0, code) : true;
     }
     ibv_send_wr one;
@@ -319,16 +346,15 @@ bool queue_pair_core::post_one(operation_state& operation) noexcept {
     const bool quiet = operation.count_ == 1 && !operation.requests_->signaled;
     if (!prepare(operation, wrs)) return settle(operation, 0, {});
     ibv_send_wr* bad;
-    const auto code = post_chain(
-        wrs, bad, [this](auto* first, auto** b) { return ibv_post_send(native_, first, b); }, "ibv_post_send");
+    const auto code = post(wrs, bad);
     if (code) return settle(operation, static_cast<std::uint32_t>(bad - wrs), code);
     if (!quiet) return true;
     operation.phase_ = operation_phase::ended;
     return false;
 }
 
-template <class Wr, class Post>
-void queue_pair_core::flush_queue(work_queue& queue, std::vector<Wr>& wrs, Post&& post) noexcept {
+template <class Wr>
+void queue_pair_core::flush_queue(work_queue& queue, std::vector<Wr>& wrs) noexcept {
     list<operation_state> flight;
     std::uint32_t filled = 0;
     while (!queue.batch.empty()) {
@@ -351,7 +377,7 @@ void queue_pair_core::flush_queue(work_queue& queue, std::vector<Wr>& wrs, Post&
     std::uint32_t start = 0;
     while (start < filled) {
         Wr* bad = nullptr;
-        const auto code = post_chain(&wrs[start], bad, post, "post");
+        const auto code = post(&wrs[start], bad);
         const auto taken = code ? static_cast<std::uint32_t>(bad - wrs.data()) : filled;
         while (start < filled && !flight.empty()) {
             operation_state& operation = flight.pop_front();
@@ -377,26 +403,49 @@ void queue_pair_core::flush() noexcept {
     if (receiver_ != nullptr) receiver_->post_returned();
     if (!recv_.batch.empty()) {
         if (recv_wrs_.empty()) recv_wrs_.resize(setup_.max_recv);
-        flush_queue(recv_, recv_wrs_, [this](auto* first, auto** bad) { return ibv_post_recv(native_, first, bad); });
+        flush_queue(recv_, recv_wrs_);
     }
     if (!send_.batch.empty()) {
         if (send_wrs_.empty()) send_wrs_.resize(setup_.max_send);
-        flush_queue(send_, send_wrs_, [this](auto* first, auto** bad) { return ibv_post_send(native_, first, bad); });
+        flush_queue(send_, send_wrs_);
     }
     // What was refused gave its room back, and what was posted may be silent.
-    if (!send_.waiting.empty() || !recv_.waiting.empty() || flushing()) want_attention();
+    if (!send_.waiting.empty() || !recv_.waiting.empty() || awaited()) want_attention();
+}
+
+/// Takes back what the device does not have. False: it has it, or the operation is over.
+bool queue_pair_core::withdraw(operation_state& operation) noexcept {
+    if (operation.phase_ == operation_phase::batched)
+        queue_of(operation).give(operation.count_);
+    else if (operation.phase_ != operation_phase::queued)
+        return false;
+    operation.phase_ = operation_phase::ended;
+    operation.unlink();
+    want_attention(); // those behind it may have waited for it alone
+    return true;
+}
+
+void queue_pair_core::cancel(operation_state& operation, errc cause) noexcept {
+    if (withdraw(operation)) {
+        operation.outcome_ = failed_with(cause, "await");
+        reactor_->ready.push(operation);
+        return;
+    }
+    if (operation.phase_ != operation_phase::posted) return;
+    reactor_->sweep(*setup_.send_cq);
+    reactor_->sweep(*setup_.recv_cq);
+    if (operation.phase_ != operation_phase::posted) return; // its completion was there
+    operation.cancelled_ = cause;
+    if (failed_) return;
+    if (!noted_) root_cause_ = make_code(cause);
+    start_failing();
 }
 
 void queue_pair_core::leave(operation_state& operation) noexcept {
     if (!reactor_->on_thread())
         fatal("a coroutine was destroyed, while its work request was outstanding, on a thread that its reactor does "
               "not run on");
-    if (operation.phase_ == operation_phase::batched) {
-        queue_of(operation).give(operation.count_);
-        operation.unlink();
-        want_attention();
-        return;
-    }
+    if (withdraw(operation)) return;
     reactor_->sweep(*setup_.send_cq);
     reactor_->sweep(*setup_.recv_cq);
     if (operation.phase_ == operation_phase::ended) return; // its completion was there: the connection lives on
@@ -419,43 +468,49 @@ bool queue_pair_core::submit(flush_state& flush) noexcept {
         if (send_.empty()) return false;
     }
     flush.awaited_ = send_.last()->sequence;
+    flush.waiting_ = true;
     flushes_.push_back(flush);
     if (!send_.last()->signaled) want_attention();
     return true;
 }
 
-bool queue_pair_core::post_marker() noexcept {
+bool queue_pair_core::post_marker(entry_kind kind) noexcept {
     if (send_.room() == 0) return false;
     table_entry* entry = send_.append(*reactor_, true);
     if (entry == nullptr) {
         note_failure(make_code(errc::resource), 0);
         return false;
     }
-    entry->kind = entry_kind::quiet;
+    entry->kind = kind;
     ibv_send_wr wr;
     fill(wr, write_request{.local = {}, .remote = {}}, entry->wr_id, true, false);
-    ibv_send_wr* bad;
-    const auto code = post_chain(
-        &wr, bad, [this](auto* first, auto** b) { return ibv_post_send(native_, first, b); }, "ibv_post_send");
-    if (code) {
-        send_.revoke(*reactor_, *entry);
+    if (const auto code = post_own(send_, *entry, wr)) {
         // Nothing else would ever tell that those before it are done; the buffers are quiet after a failure.
         note_failure(code, 0);
         return false;
     }
-    send_.take(1);
     return true;
 }
 
 void queue_pair_core::end_flushes() noexcept {
     while (!flushes_.empty() && send_.done(flushes_.front().awaited_)) {
         flush_state& flush = flushes_.pop_front();
+        flush.waiting_ = false;
         if (failed_) flush.outcome_ = fallen();
         reactor_->ready.push(flush);
     }
     if (failed_ || send_.empty()) return;
     // A chain may wait for more room than a run of unsignaled requests leaves.
-    if ((!flushes_.empty() && !send_.last()->signaled) || (!send_.waiting.empty() && send_.silent())) post_marker();
+    if ((!flushes_.empty() && !send_.last()->signaled) || (!send_.waiting.empty() && send_.silent()))
+        post_marker(entry_kind::quiet);
+}
+
+void queue_pair_core::keep_alive() noexcept {
+    if (failed_ || noted_) return;
+    reactor_->timers.add(keepalive_, reactor_->clock().now() + setup_.keepalive);
+    // Of what is sent RC itself tells; and who hears from the peer posts its receives again.
+    const bool heard = std::exchange(keepalive_.received, recv_.posted()) != recv_.posted();
+    if (connected_ && !heard && send_.empty() && (!recv_.empty() || setup_.srq)) post_marker(entry_kind::probe);
 }
 
 result<void> queue_pair_core::send_detached(const work_request& request, pool_token token) noexcept {
@@ -475,18 +530,13 @@ result<void> queue_pair_core::send_detached(const work_request& request, pool_to
     }
     ibv_send_wr wr;
     fill(wr, request, entry->wr_id, signaled, setup_.type == queue_pair_type::ud);
-    ibv_send_wr* bad;
-    const auto code = post_chain(
-        &wr, bad, [this](auto* first, auto** b) { return ibv_post_send(native_, first, b); }, "ibv_post_send");
-    if (code) {
-        send_.revoke(*reactor_, *entry);
+    if (const auto code = post_own(send_, *entry, wr))
         return error(code, "ibv_post_send").with_completion(setup_.local.qp_num, 0);
-    }
-    send_.take(1);
     return {};
 }
 
 result<void> queue_pair_core::post_by_hand(const work_request& request, std::uint64_t wr_id) noexcept {
+    if (native_ == nullptr) return error(errc::closed, "post");
     if (usage_ == usage::awaited || receiver_ != nullptr)
         return error(errc::in_use, "post").with_note("the queue pair's operations are awaited");
     if (const char* mistake = mistake_in(request)) return error(errc::invalid_argument, "post").with_note(mistake);
@@ -530,15 +580,7 @@ bool queue_pair_core::post_receive(receiver_core& receiver, std::uint32_t slot, 
     entry->slot = slot;
     auto* sge = reinterpret_cast<ibv_sge*>(&slice);
     ibv_recv_wr wr{.wr_id = entry->wr_id, .next = nullptr, .sg_list = sge, .num_sge = 1};
-    ibv_recv_wr* bad;
-    const auto code = post_chain(
-        &wr, bad, [this](auto* first, auto** b) { return ibv_post_recv(native_, first, b); }, "ibv_post_recv");
-    if (code) {
-        recv_.revoke(*reactor_, *entry);
-        return false;
-    }
-    recv_.take(1);
-    return true;
+    return !post_own(recv_, *entry, wr);
 }
 
 void queue_pair_core::look_for_cause(const work_queue& flushed) noexcept {
@@ -573,7 +615,10 @@ void queue_pair_core::lose_queue(std::error_code cause) noexcept {
 
 void queue_pair_core::attend() noexcept {
     in_attention.unlink();
-    if (lost_) quiesce(root_cause_);
+    if (lost_) {
+        quiesce(root_cause_);
+        return;
+    }
     if (noted_) {
         if (setup_.type == queue_pair_type::ud) {
             // A failed send stops the send queue only (SQE); a receive that did not fit stops nothing at all.
@@ -598,6 +643,7 @@ void queue_pair_core::attend() noexcept {
         post_waiting(recv_);
     }
     end_flushes();
+    if (!drains_.empty() && !outstanding()) quiesce(root_cause_);
 }
 
 void queue_pair_core::post_waiting(work_queue& queue) noexcept {
@@ -620,7 +666,7 @@ void queue_pair_core::start_failing() noexcept {
     // With all its buffers out, or on UD, no flushed receive tells the receiver.
     if (receiver_ != nullptr && (recv_.empty() || setup_.type == queue_pair_type::ud))
         receiver_->fail(error_of(failure));
-    if (send_.empty() && recv_.empty()) return;
+    if (!outstanding()) return;
     // rxe does not flush a receive that was posted after the queue pair had failed by itself, unless told once more.
     to_error_state();
     reactor_->timers.add(drain_, reactor_->clock().now() + drain_limit);
@@ -647,6 +693,7 @@ void queue_pair_core::take_from_device() noexcept {
 void queue_pair_core::quiesce(std::error_code cause) noexcept {
     if (quiesced_) return;
     reactor_->timers.remove(drain_);
+    reactor_->timers.remove(keepalive_);
     if (!send_.empty() || !recv_.empty()) {
         reactor_->sweep(*setup_.send_cq);
         reactor_->sweep(*setup_.recv_cq);
@@ -663,6 +710,7 @@ void queue_pair_core::quiesce(std::error_code cause) noexcept {
         reactor_->sweep(*setup_.send_cq);
         reactor_->sweep(*setup_.recv_cq);
     }
+    missing_ = send_.outstanding() + recv_.outstanding();
     const completion_outcome failure = fallen();
     send_.end_all(*reactor_, failure);
     recv_.end_all(*reactor_, failure);
@@ -672,12 +720,80 @@ void queue_pair_core::quiesce(std::error_code cause) noexcept {
     in_attention.unlink();
     if (receiver_ != nullptr) receiver_->fail(error_of(failure));
     end_flushes();
+    end_drains();
+}
+
+/// What has still to be heard of before the drain is over.
+bool queue_pair_core::outstanding() const noexcept {
+    const bool takes_more = setup_.srq && setup_.type == queue_pair_type::rc && connected_ && !last_wqe_;
+    return !send_.empty() || !recv_.empty() || (!drains_.empty() && takes_more);
+}
+
+void queue_pair_core::note_last_wqe() noexcept {
+    last_wqe_ = true;
+    want_attention();
+}
+
+bool queue_pair_core::submit(drain_state& drain) noexcept {
+    if (reactor_ != nullptr && !reactor_->on_thread()) {
+        drain.outcome_ = failed_with(errc::wrong_thread, "drain");
+        return false;
+    }
+    if (reactor_ == nullptr && native_ != nullptr && !quiesced_) {
+        failed_ = quiesced_ = true;
+        root_cause_ = make_code(errc::closed);
+        to_error_state();
+        take_from_device();
+    }
+    if (!quiesced_) {
+        drains_.push_back(drain);
+        if (!failed_) {
+            if (!noted_) root_cause_ = make_code(errc::closed);
+            start_failing();
+        } else if (outstanding() && !drain_.linked()) {
+            reactor_->timers.add(drain_, reactor_->clock().now() + drain_limit);
+        }
+        if (outstanding()) return true;
+        drain.unlink();
+        quiesce(root_cause_);
+    }
+    drain.missing_ = missing_;
+    if (drain.destroys_) {
+        unbind();
+        destroy();
+    }
+    return false;
+}
+
+void queue_pair_core::end_drains() noexcept {
+    bool destroys = false;
+    while (!drains_.empty()) {
+        drain_state& drain = drains_.pop_front();
+        drain.missing_ = missing_;
+        destroys = destroys || drain.destroys_;
+        reactor_->ready.push(drain);
+    }
+    if (!destroys) return;
+    unbind();
+    destroy();
 }
 
 bool operation_state::submit(operation_state& operation) noexcept { return operation.qp_->submit(operation); }
 void operation_state::leave() noexcept { qp_->leave(*this); }
+void operation_state::cancel(errc cause, list<ready_node>&) noexcept {
+    if (phase_ != operation_phase::idle && phase_ != operation_phase::ended) qp_->cancel(*this, cause);
+}
 error operation_state::failure() const { return error_of(outcome_); }
 
+bool drain_state::submit(drain_state& drain) noexcept { return drain.qp_->submit(drain); }
+error drain_state::failure() const { return error_of(outcome_); }
+
+void flush_state::cancel(errc cause, list<ready_node>& woken) noexcept {
+    if (!std::exchange(waiting_, false)) return;
+    unlink();
+    outcome_ = failed_with(cause, "flushed");
+    woken.push_back(*this);
+}
 bool flush_state::submit(flush_state& flush) noexcept { return flush.qp_->submit(flush); }
 error flush_state::failure() const { return error_of(outcome_); }
 

@@ -8,6 +8,7 @@
 
 #include <infiniband/verbs.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -39,6 +40,7 @@ struct queue_pair_setup {
     std::uint32_t max_send_slices = 0;
     std::uint32_t max_recv_slices = 0;
     std::uint32_t max_inline = 0;
+    std::chrono::milliseconds keepalive{0};
     std::uint8_t port = 1;
     std::uint8_t gid_index = 0;
     std::uint32_t psn = 0;
@@ -68,8 +70,10 @@ class queue_pair_core {
     // From coroutines.
     bool submit(operation_state& operation) noexcept;
     bool submit(flush_state& flush) noexcept;
-    /// The coroutine of a posted or batched operation is being destroyed.
+    bool submit(drain_state& drain) noexcept;
+    /// The coroutine of an operation that has not ended is being destroyed.
     void leave(operation_state& operation) noexcept;
+    void cancel(operation_state& operation, errc cause) noexcept;
     result<void> send_detached(const work_request& request, pool_token token) noexcept;
     result<void> post_by_hand(const work_request& request, std::uint64_t wr_id) noexcept;
 
@@ -78,7 +82,10 @@ class queue_pair_core {
     bool post_receive(receiver_core& receiver, std::uint32_t slot, memory_slice slice) noexcept;
 
     // From the reactor.
-    bool flushing() const noexcept { return !flushes_.empty(); }
+    /// Whether somebody waits for what is outstanding as a whole.
+    bool awaited() const noexcept { return !flushes_.empty() || !drains_.empty(); }
+    /// The device takes no more from the shared receive queue for this queue pair.
+    void note_last_wqe() noexcept;
     /// One of `flushed` was, and no failure is known. With two completion queues that may lie in the other one still.
     void look_for_cause(const work_queue& flushed) noexcept;
     /// A completion of this queue pair failed. Acts later, in `attend`, when the batch has been read.
@@ -107,16 +114,25 @@ class queue_pair_core {
     std::optional<completion_outcome> admit(const work_request* requests, std::uint32_t count) noexcept;
     const char* mistake_in(const work_request& request) const noexcept;
     bool dispose(operation_state& operation) noexcept;
+    bool withdraw(operation_state& operation) noexcept;
     bool post_one(operation_state& operation) noexcept;
     bool prepare(operation_state& operation, ibv_send_wr* wr) noexcept;
     bool prepare(operation_state& operation, ibv_recv_wr& wr) noexcept;
     bool settle(operation_state& operation, std::uint32_t posted, std::error_code code) noexcept;
-    template <class Wr, class Post>
-    void flush_queue(work_queue& queue, std::vector<Wr>& wrs, Post&& post) noexcept;
+    template <class Wr>
+    void flush_queue(work_queue& queue, std::vector<Wr>& wrs) noexcept;
     void post_waiting(work_queue& queue) noexcept;
     void start_failing() noexcept;
     void end_flushes() noexcept;
-    bool post_marker() noexcept;
+    bool post_marker(entry_kind kind) noexcept;
+    std::error_code post(ibv_send_wr* first, ibv_send_wr*& bad) noexcept;
+    std::error_code post(ibv_recv_wr* first, ibv_recv_wr*& bad) noexcept;
+    template <class Wr>
+    std::error_code post_own(work_queue& queue, table_entry& entry, Wr& wr) noexcept;
+    void end_drains() noexcept;
+    bool outstanding() const noexcept;
+    void keep_alive() noexcept;
+    void destroy() noexcept;
     void to_error_state() noexcept;
     void take_from_device() noexcept;
     work_queue& queue_of(const operation_state& operation) noexcept;
@@ -130,11 +146,15 @@ class queue_pair_core {
     bool failed_ = false; ///< nothing is posted any more
     bool lost_ = false;
     bool quiesced_ = false;
+    bool destroyed_ = false;
+    bool last_wqe_ = false;
+    std::uint32_t missing_ = 0; ///< requests ended by `quiesce`, since no completion came
     std::error_code root_cause_;
     std::uint32_t root_vendor_error_ = 0;
     work_queue send_;
     work_queue recv_;
     list<flush_state> flushes_;
+    list<drain_state> drains_;
     receiver_core* receiver_ = nullptr;
     std::vector<ibv_send_wr> send_wrs_; ///< for batches and chains
     std::vector<ibv_recv_wr> recv_wrs_; ///< for batches
@@ -152,6 +172,13 @@ class queue_pair_core {
         queue_pair_core& pair;
     };
     drain_timer drain_{*this};
+    struct keepalive_timer final : timer {
+        explicit keepalive_timer(queue_pair_core& p) noexcept : pair(p) {}
+        void expired() noexcept override { pair.keep_alive(); }
+        queue_pair_core& pair;
+        std::uint64_t received = 0; ///< receives posted when it expired last
+    };
+    keepalive_timer keepalive_{*this};
 };
 
 } // namespace verbena::detail

@@ -1,5 +1,6 @@
 #include "reactor_core.hpp"
 
+#include <verbena/detail/broken_rule.hpp>
 #include <verbena/reactor.hpp>
 
 #include <utility>
@@ -8,16 +9,24 @@ namespace verbena {
 namespace detail {
 
 void sleep_state::expired() noexcept { reactor->ready.push(*this); }
+void sleep_state::cancel(errc why, list<ready_node>& woken) noexcept {
+    if (!timer::linked()) return;
+    reactor->timers.remove(*this);
+    cause = why;
+    woken.push_back(*this);
+}
 
 } // namespace detail
 
 bool sleep_operation::awaiter::await_ready() const noexcept { return until_ <= reactor->clock().now(); }
 void sleep_operation::awaiter::await_suspend(std::coroutine_handle<> waiting) noexcept {
+    if (!reactor->on_thread()) detail::broken_rule("sleep_for was awaited on another thread than its reactor's");
     continuation = waiting;
     reactor->timers.add(*this, until_);
 }
 
 void yield_operation::awaiter::await_suspend(std::coroutine_handle<> waiting) noexcept {
+    if (!reactor->on_thread()) detail::broken_rule("yield was awaited on another thread than its reactor's");
     continuation = waiting;
     reactor->ready.push(*this);
 }
@@ -27,9 +36,13 @@ readable_operation::awaiter::~awaiter() {
     if (watch_ && watch_->linked()) (void)reactor_->unwatch(*watch_).has_value();
 }
 void readable_operation::awaiter::await_suspend(std::coroutine_handle<> waiting) {
+    if (!reactor_->on_thread()) detail::broken_rule("wait_readable was awaited on another thread than its reactor's");
     continuation = waiting;
     watch_ = std::make_unique<detail::readable_watch>(*this, reactor_->ready, fd_);
     reactor_->watch_readable(*watch_);
+}
+void readable_operation::awaiter::cancel(errc cause, detail::list<detail::ready_node>&) noexcept {
+    if (watch_) watch_->end(error(cause, "reactor::wait_readable"));
 }
 result<void> readable_operation::awaiter::await_resume() {
     const auto removed = reactor_->unwatch(*watch_);

@@ -16,19 +16,26 @@
 namespace verbena::detail {
 namespace {
 
+constinit thread_local reactor_core* running_here = nullptr;
+
 constexpr unsigned run_budget = 256;
 constexpr unsigned collect_budget = 64;
 
 // While it lives, what coroutines of this thread make ready goes to the reactor's list.
 class running {
   public:
-    explicit running(ready_queue& queue) noexcept : before_(exchange_current_queue(&queue)) {}
-    ~running() { exchange_current_queue(before_); }
+    explicit running(reactor_core& reactor) noexcept
+        : before_(exchange_current_queue(&reactor.ready)), reactor_before_(std::exchange(running_here, &reactor)) {}
+    ~running() {
+        exchange_current_queue(before_);
+        if (reactor_before_ != nullptr) running_here = reactor_before_;
+    }
     running(const running&) = delete;
     running& operator=(const running&) = delete;
 
   private:
     ready_queue* before_;
+    reactor_core* reactor_before_;
 };
 
 // Users' functions may throw: the others are called all the same.
@@ -69,7 +76,11 @@ reactor_core::~reactor_core() {
         }
     pumps_.clear();
     waker_.store(nullptr);
+    stops->close();
+    if (running_here == this) running_here = nullptr;
 }
+
+reactor_core* reactor_core::here() noexcept { return running_here; }
 
 const void* reactor_core::this_thread() noexcept {
     static thread_local const char token = 0;
@@ -91,6 +102,7 @@ result<void> reactor_core::start() {
     owner_.store(this_thread(), std::memory_order_relaxed);
     counters.backend = backend_->name();
     waker_.store(backend_.get());
+    stops->open(*backend_);
     return {};
 }
 
@@ -258,6 +270,7 @@ unsigned reactor_core::turn(unsigned budget) {
     done += resume(budget);
     done += serve_strays();
     done += serve_posted();
+    if (stops->waiting()) done += stops->serve();
     done += serve_timers(budget);
     if (backend_->pending()) done += backend_->collect(collect_budget);
     flush_batches();
@@ -300,7 +313,7 @@ result<unsigned> reactor_core::park(bool& found) {
         return 0;
     }
     settle();
-    if (!ready.empty() || !batches.empty() || posted_waiting_.load() || stopping_.load()) return 0;
+    if (!ready.empty() || !batches.empty() || posted_waiting_.load() || stops->waiting() || stopping_.load()) return 0;
     ++counters.parks;
     auto woken = backend_->wait(deadline);
     if (!woken) return woken;
@@ -311,7 +324,7 @@ result<unsigned> reactor_core::park(bool& found) {
 
 void reactor_core::run_until(root_base& root) {
     start().value();
-    const running current(ready);
+    const running current(*this);
     ready.push(root);
     const auto spin = options_.wait.spin();
     bool idle = false;
@@ -337,7 +350,7 @@ void reactor_core::run_until(root_base& root) {
 
 result<unsigned> reactor_core::poll(unsigned budget) {
     if (auto started = start(); !started) return std::move(started).error();
-    const running current(ready);
+    const running current(*this);
     return turn(budget);
 }
 

@@ -6,6 +6,7 @@
 #include "queue_pair_core.hpp"
 #include "readable_watch.hpp"
 #include "receiver_core.hpp"
+#include "stop_inbox.hpp"
 #include "wait_backend.hpp"
 
 #include <verbena/detail/ready.hpp>
@@ -49,6 +50,8 @@ class reactor_core {
         const void* owner = owner_.load(std::memory_order_relaxed);
         return owner == nullptr || owner == this_thread();
     }
+    /// The one that runs, or has run last, on this thread; null: none.
+    static reactor_core* here() noexcept;
     clock_source& clock() const noexcept { return *clock_; }
     wait_backend* backend() const noexcept { return backend_.get(); }
     void watch_readable(readable_watch& wait) noexcept;
@@ -82,6 +85,7 @@ class reactor_core {
     bool returned_receives = false; ///< a receiver has buffers to post again
     bool looking_for_cause = false; ///< a completion queue is read in the middle of another's batch
     reactor_stats counters;
+    const std::shared_ptr<stop_inbox> stops = std::make_shared<stop_inbox>();
 
   private:
     static const void* this_thread() noexcept;

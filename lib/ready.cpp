@@ -14,8 +14,12 @@ constinit thread_local ready_queue* current = nullptr;
 unsigned ready_queue::run(unsigned budget) {
     std::exception_ptr first;
     unsigned count = 0;
-    for (; count < budget && !nodes_.empty(); ++count) {
+    ready_node mark; // behind those who are here now; it has no coroutine
+    nodes_.push_back(mark);
+    while (mark.linked() || (count < budget && !nodes_.empty())) {
         const auto continuation = nodes_.pop_front().continuation;
+        if (!continuation) continue;
+        ++count;
         try {
             continuation.resume();
         } catch (...) {

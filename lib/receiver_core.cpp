@@ -146,7 +146,7 @@ void receiver_core::completed(reactor_core& reactor, std::uint32_t slot, const i
     state.qp_num = wc->qp_num;
     if (head_bytes_ != 0) state.datagram = *wc;
     if (!waiters_.empty()) {
-        next_state& waiter = waiters_.pop_front();
+        next_state& waiter = first_waiter();
         waiter.slot = slot;
         reactor.ready.push(waiter);
         return;
@@ -160,7 +160,7 @@ void receiver_core::fail(error cause) noexcept {
     ended_ = true;
     end_ = std::move(cause);
     while (!waiters_.empty()) {
-        next_state& waiter = waiters_.pop_front();
+        next_state& waiter = first_waiter();
         waiter.ended = true;
         if (reactor_ != nullptr) reactor_->ready.push(waiter);
     }
@@ -187,7 +187,7 @@ void receiver_core::reactor_gone() noexcept {
         end_ = error(errc::not_attached, "receiver");
     }
     // Nobody resumes them any more. What a shared receive queue still holds stays with it, and so do these buffers.
-    while (!waiters_.empty()) waiters_.pop_front().ended = true;
+    while (!waiters_.empty()) first_waiter().ended = true;
     reactor_ = nullptr;
 }
 
@@ -245,7 +245,7 @@ void receiver_core::abandon(std::uint32_t slot) noexcept {
         return;
     }
     if (!waiters_.empty() && reactor_ != nullptr) {
-        next_state& waiter = waiters_.pop_front();
+        next_state& waiter = first_waiter();
         waiter.slot = slot;
         reactor_->ready.push(waiter);
         return;
@@ -274,6 +274,13 @@ next_state::~next_state() {
     if (slot != none) receiver->abandon(slot);
     if (waited) receiver->drop_reference();
 }
+void next_state::cancel(errc why, list<ready_node>& woken) noexcept {
+    if (!std::exchange(queued, false)) return;
+    unlink();
+    ended = true;
+    cause = why;
+    woken.push_back(*this);
+}
 bool next_state::take() noexcept { return receiver->take(*this); }
 void next_state::wait() noexcept {
     waited = true;
@@ -287,6 +294,7 @@ namespace verbena {
 
 result<message> next_operation::awaiter::await_resume() {
     if (slot != none) return receiver->make_message(std::exchange(slot, none));
+    if (cause != errc{}) return error(cause, "receiver::next");
     return receiver->end();
 }
 

@@ -52,8 +52,17 @@ class receiver_core {
     void close() noexcept;
     void give_back(std::uint32_t slot) noexcept;
     bool take(next_state& next) noexcept;
-    void wait(next_state& next) noexcept { waiters_.push_back(next); }
+    void wait(next_state& next) noexcept {
+        next.queued = true;
+        waiters_.push_back(next);
+    }
     void abandon(std::uint32_t slot) noexcept;
+    /// Takes the first of those that wait.
+    next_state& first_waiter() noexcept {
+        next_state& waiter = waiters_.pop_front();
+        waiter.queued = false;
+        return waiter;
+    }
     message make_message(std::uint32_t slot) noexcept;
     const error& end() const noexcept { return end_; }
     const receiver_stats& stats() const noexcept { return stats_; }

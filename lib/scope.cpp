@@ -58,6 +58,7 @@ void child_base::finished() {
 scope::~scope() {
     if (joining_ != 0) detail::broken_rule("a scope must outlive those who join it");
     detail::list<detail::ready_node> ready;
+    stop_children(errc::stopped, ready);
     while (!children_.empty()) {
         detail::child_base& youngest = children_.back();
         youngest.unlink();
@@ -73,6 +74,18 @@ scope::~scope() {
         failure.release();
     }
     detail::resume_soon(ready);
+}
+
+void scope::stop_children(errc cause, detail::list<detail::ready_node>& woken) noexcept {
+    if (stop_cause_ != errc{}) return;
+    stop_cause_ = cause;
+    children_.for_each([&](detail::child_base& child) { child.stop(cause, woken); });
+}
+
+void scope::stop_children(errc cause) {
+    detail::list<detail::ready_node> woken;
+    stop_children(cause, woken);
+    detail::resume_soon(woken);
 }
 
 void scope::report() {

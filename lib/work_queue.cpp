@@ -64,7 +64,9 @@ void work_queue::complete(reactor_core& reactor, table_entry& entry, const ibv_w
     if (wc.status == IBV_WC_SUCCESS) [[likely]] {
         end_entry(reactor, entry, &wc, nullptr);
     } else {
-        const std::error_code code(static_cast<int>(wc.status), completion_category());
+        const std::error_code code = entry.kind == entry_kind::probe && wc.status != IBV_WC_WR_FLUSH_ERR
+                                         ? make_code(errc::peer_lost)
+                                         : std::error_code(static_cast<int>(wc.status), completion_category());
         queue_pair_core* pair = pair_ != nullptr ? pair_ : reactor.find_pair(wc.qp_num);
         if (pair != nullptr) {
             if (wc.status == IBV_WC_WR_FLUSH_ERR) pair->look_for_cause(*this);
@@ -78,7 +80,7 @@ void work_queue::complete(reactor_core& reactor, table_entry& entry, const ibv_w
         if (pair != nullptr) failure.root_cause = pair->fallen().root_cause;
         end_entry(reactor, entry, nullptr, &failure);
     }
-    if (pair_ != nullptr && (!waiting.empty() || (sends_ && pair_->flushing()))) pair_->want_attention();
+    if (pair_ != nullptr && (!waiting.empty() || pair_->awaited())) pair_->want_attention();
 }
 
 void work_queue::end_operation(reactor_core& reactor, operation_state& operation,
@@ -87,6 +89,9 @@ void work_queue::end_operation(reactor_core& reactor, operation_state& operation
         operation.outcome_ = failure;
         operation.outcome_.verb = verb_of(operation.requests_[operation.count_ - 1].kind);
     }
+    if (operation.cancelled_ != errc{} &&
+        operation.outcome_.code == make_error_condition(errc::connection_reset)) // and not by a failure of its own
+        operation.outcome_.code = make_code(operation.cancelled_);
     operation.phase_ = operation_phase::ended;
     operation.last_ = nullptr;
     operation.unlink();
@@ -126,6 +131,7 @@ void work_queue::end_entry(reactor_core& reactor, table_entry& entry, const ibv_
     case entry_kind::receive: entry.receiver->completed(reactor, entry.slot, wc, failure); break;
     case entry_kind::pooled: release_pool_buffer({entry.pool, entry.slot}); break;
     case entry_kind::quiet:
+    case entry_kind::probe:
     case entry_kind::free: break;
     }
     unlink(entry);

@@ -28,6 +28,11 @@ class work_queue {
     bool empty() const noexcept { return head_ == nullptr; }
     table_entry* last() const noexcept { return tail_; }
     std::uint64_t posted() const noexcept { return posted_; }
+    std::uint32_t outstanding() const noexcept {
+        std::uint32_t count = 0;
+        for (const table_entry* entry = head_; entry != nullptr; entry = entry->next) ++count;
+        return count;
+    }
     /// True when all up to this number have completed.
     bool done(std::uint64_t sequence) const noexcept { return head_ == nullptr || head_->sequence > sequence; }
 

@@ -31,6 +31,7 @@ enum class errc {
     wrong_thread,         ///< a reactor-bound object was used from another thread
     queue_failed,         ///< the completion queue cannot be polled any more
     not_found,            ///< no such device, port or address
+    peer_lost,            ///< the peer gave no sign of life: `queue_pair_options::keepalive`
 };
 
 VERBENA_API const std::error_category& error_category() noexcept;

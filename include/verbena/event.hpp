@@ -32,7 +32,7 @@ class VERBENA_API event {
     /// - Completes when: `set()` is called, at once if the event is set.
     /// - In flight together: any number.
     /// - Buffer lifetime: none; the event must outlive the wait.
-    /// - Errors: none.
+    /// - Errors: none; where a stop ends it, it throws `std::system_error` (see with_timeout.hpp).
     /// - Cancel safety: class 2; ending or destroying a wait harms nothing else.
     /// - Reactor-bound.
     wait_operation wait() noexcept;
@@ -48,7 +48,7 @@ class event::wait_awaiter : public detail::cancellable_wait {
 
     bool await_ready() const noexcept { return event_.set_; }
     void await_suspend(std::coroutine_handle<> coroutine) noexcept { wait_in(event_.waiters_, coroutine); }
-    void await_resume() const noexcept {}
+    void await_resume() const { throw_if_cancelled("event::wait"); }
 
   private:
     event& event_;

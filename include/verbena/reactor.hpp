@@ -57,16 +57,23 @@ struct reactor_stats {
 /// @cond internal
 namespace detail {
 struct VERBENA_API sleep_state : ready_node, timer {
+    static constexpr bool ends_singly = true;
+
     explicit sleep_state(reactor_core* r) noexcept : reactor(r) {}
     void expired() noexcept override;
+    void cancel(errc cause, list<ready_node>& woken) noexcept;
+    errc cancelled() const noexcept { return cause; }
+
     reactor_core* reactor;
+    errc cause{};
 };
 } // namespace detail
 /// @endcond
 
 /// Completes when   the time has come; at once if it has already.
 /// In flight        any number.
-/// Errors           none. If the reactor is destroyed it is never resumed.
+/// Errors           none; where a stop ends it, it throws `std::system_error` (see with_timeout.hpp). If the reactor is
+///                  destroyed it is never resumed.
 /// Cancel safety    destroying the coroutine takes it out.
 /// Thread           reactor-bound.
 class [[nodiscard]] sleep_operation {
@@ -77,7 +84,10 @@ class [[nodiscard]] sleep_operation {
             : sleep_state(reactor), until_(until) {}
         VERBENA_API bool await_ready() const noexcept;
         VERBENA_API void await_suspend(std::coroutine_handle<> waiting) noexcept;
-        void await_resume() const noexcept {}
+        void await_resume() const {
+            if (cause != errc{}) [[unlikely]]
+                detail::throw_error(error(cause, "sleep"));
+        }
 
       private:
         detail::time_point until_;
@@ -122,6 +132,8 @@ class [[nodiscard]] readable_operation {
         bool await_ready() const noexcept { return false; }
         VERBENA_API void await_suspend(std::coroutine_handle<> waiting);
         VERBENA_API result<void> await_resume();
+        static constexpr bool ends_singly = true;
+        VERBENA_API void cancel(errc cause, detail::list<detail::ready_node>& woken) noexcept;
 
       private:
         detail::reactor_core* reactor_;
@@ -168,8 +180,10 @@ class VERBENA_API reactor {
         run_until(root);
         return root.take();
     }
-    /// One turn, which never blocks: resumes at most about `budget` coroutines; gives how much was done. Errors as
-    /// `run`.
+    /// One turn, which never blocks; gives how much was done. A turn takes up to `budget` completions from each queue
+    /// and resumes everybody who is ready, then serves all posted functions and requested stops, up to `budget` due
+    /// timers and 64 descriptors: whatever one of them has to do, it delays the others by a turn. Errors as `run`, whose
+    /// budget is 256.
     result<unsigned> poll(unsigned budget = 256);
 
     /// Ends the `run` that goes on, or the next. Thread-safe.

@@ -23,8 +23,13 @@ struct next_state : ready_node {
     std::uint32_t slot = none; ///< the message handed to it
     bool ended = false;        ///< there will be none
     bool waited = false;       ///< it holds a reference
+    bool queued = false;       ///< it is among those that wait
+    errc cause{};              ///< why it was ended early
+
+    static constexpr bool ends_singly = true;
 
     explicit next_state(receiver_core* r) noexcept : receiver(r) {}
+    VERBENA_API void cancel(errc why, list<ready_node>& woken) noexcept;
     VERBENA_API ~next_state();
     /// True: a message, or the end, is there already.
     VERBENA_API bool take() noexcept;

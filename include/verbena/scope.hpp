@@ -72,9 +72,13 @@ class VERBENA_API scope {
     scope() noexcept = default;
     scope(const scope&) = delete;
     scope& operator=(const scope&) = delete;
-    /// Destroys the children that still run, newest first, each by the rule of what it awaits. Those who wait for one
-    /// get `errc::closed`. Exceptions that nobody took are dropped.
+    /// Tells the children that still run to stop, then destroys them, newest first, each by the rule of what it awaits.
+    /// Those who wait for one get `errc::closed`. Exceptions that nobody took are dropped.
     ~scope();
+
+    /// Tells all children to stop, those spawned later included; see `task`. They end by themselves: `join` waits for
+    /// them.
+    void request_stop() { stop_children(errc::stopped); }
 
     /// Runs the task up to its first suspension, here and now. Its exceptions go to `child::wait` or `join`.
     /// Throws what the allocation throws.
@@ -104,6 +108,8 @@ class VERBENA_API scope {
     /// - In flight together: any number; the first to go on gets the exception.
     /// - Buffer lifetime: none; the scope must outlive the wait.
     /// - Errors: the first exception of a child in the order in which they ended; the others are dropped.
+    /// - Stopping: a stop of the task that joins reaches the children, and the join waits for their ends; a limit on the
+    ///   join alone (`with_timeout(connections.join(), …)`) ends just that.
     /// - Cancel safety: class 2; ending or destroying a join leaves the children running.
     /// - Reactor-bound.
     join_operation join() noexcept;
@@ -115,15 +121,19 @@ class VERBENA_API scope {
     child<T> run(detail::child_record<T, Callable>& record) {
         child<T> handle(record);
         children_.push_back(record);
+        record.inherit_stop(stop_cause_);
         record.start();
         return handle;
     }
+    void stop_children(errc cause);
+    void stop_children(errc cause, detail::list<detail::ready_node>& woken) noexcept;
     void report();
     void drop_unreachable_failures() noexcept;
 
     detail::list<detail::child_base> children_; // by age
     detail::list<detail::child_base> failures_; // in the order in which they ended
     detail::list<detail::cancellable_wait> joiners_;
+    errc stop_cause_{};
     std::size_t joining_ = 0; // joiners that wait, or were woken and have not gone on
 };
 
@@ -140,7 +150,16 @@ class scope::join_awaiter : public detail::cancellable_wait {
         ++scope_.joining_;
         wait_in(scope_.joiners_, coroutine);
     }
-    void await_resume() const { scope_.report(); }
+    void await_resume() const {
+        throw_if_cancelled("scope::join");
+        scope_.report();
+    }
+
+    // A stop of the coroutine that joins reaches the children, and the join ends with them.
+    void inherit_stop(errc cause) noexcept {
+        if (cause != errc{}) scope_.stop_children(cause);
+    }
+    void pass_stop(errc cause, detail::list<detail::ready_node>& woken) noexcept { scope_.stop_children(cause, woken); }
 
   private:
     scope& scope_;
@@ -165,7 +184,10 @@ class child<T>::wait_awaiter : public detail::cancellable_wait {
 
     bool await_ready() const noexcept { return state_->ended(); }
     void await_suspend(std::coroutine_handle<> coroutine) noexcept { wait_in(state_->waiters(), coroutine); }
-    T await_resume() { return state_->take_result(); }
+    T await_resume() {
+        throw_if_cancelled("child::wait");
+        return state_->take_result();
+    }
 
   private:
     detail::child_pointer<T> state_;

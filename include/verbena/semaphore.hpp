@@ -29,7 +29,7 @@ class VERBENA_API semaphore {
     /// - Completes when: a permit is there and all who asked before have theirs; at once if so.
     /// - In flight together: any number.
     /// - Buffer lifetime: none; the semaphore must outlive the wait.
-    /// - Errors: none.
+    /// - Errors: none; where a stop ends it, it throws `std::system_error` (see with_timeout.hpp).
     /// - Cancel safety: class 2; one that ends or is destroyed takes no permit, and one that was handed a permit and
     ///   is destroyed before it has run gives it on to the next.
     /// - Reactor-bound.
@@ -64,8 +64,9 @@ class semaphore::acquire_awaiter : public detail::cancellable_wait {
         ++semaphore_.asking_;
         wait_in(semaphore_.waiters_, coroutine);
     }
-    void await_resume() noexcept {
+    void await_resume() {
         if (std::exchange(suspended_, false)) --semaphore_.asking_;
+        throw_if_cancelled("semaphore::acquire");
     }
 
   private:

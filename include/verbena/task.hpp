@@ -2,6 +2,7 @@
 
 #include <verbena/detail/broken_rule.hpp>
 #include <verbena/detail/outcome.hpp>
+#include <verbena/detail/stop.hpp>
 
 #include <concepts>
 #include <coroutine>
@@ -31,7 +32,13 @@ struct task_promise_base {
     std::suspend_always initial_suspend() const noexcept { return {}; }
     final_awaiter final_suspend() const noexcept { return {}; }
 
+    template <class Awaitable>
+    stoppable_wait<Awaitable> await_transform(Awaitable&& awaitable) {
+        return stoppable_wait<Awaitable>(stop, std::forward<Awaitable>(awaitable));
+    }
+
     std::coroutine_handle<> parent; // null while the parent has not suspended
+    stop_point stop;
 };
 
 template <class T>
@@ -84,6 +91,13 @@ class [[nodiscard]] task_awaiter {
     }
     T await_resume() { return child_.promise().result.take(); }
 
+    /// The task was told to stop before it began.
+    void inherit_stop(errc cause) noexcept { child_.promise().stop.cause = cause; }
+    /// Ends what the task waits for, and all that it will wait for.
+    void pass_stop(errc cause, list<ready_node>& woken) noexcept {
+        if (child_) child_.promise().stop.request(cause, woken);
+    }
+
     /// What the finished task left, for those who would rather not throw.
     outcome<T>& result() noexcept { return child_.promise().result; }
     void drop_frame() noexcept {
@@ -108,6 +122,10 @@ class [[nodiscard]] task_awaiter {
 /// - Buffer lifetime: its parameters and locals live in its frame, until the `co_await` expression ends. The captures
 ///   of a lambda do not: the lambda must live as long (see `scope::spawn`).
 /// - Errors: exceptions of the body; `std::bad_alloc` of the call that makes the frame (operator new).
+/// - Stopping: once it was told to stop (`with_timeout`, `with_stop`, `scope::request_stop`), the operation it waits for
+///   ends early, and so does, at once and without having posted anything, each that it awaits afterwards, in the tasks
+///   that it awaits, too: with `timed_out` or `stopped` where there is a result, else by `std::system_error`. It goes on
+///   to its end by itself.
 /// - Cancel safety: destroying a suspended task destroys its frame and those of all that it awaits, innermost first,
 ///   each by the rule of what it awaits. A task must not be destroyed while it runs, that is by itself or by anything
 ///   it calls, nor while one that it awaits runs.

@@ -17,3 +17,5 @@
 #include <verbena/verbs/shared_receive_queue.hpp>
 #include <verbena/verbs/work_request.hpp>
 #include <verbena/when_all.hpp>
+#include <verbena/when_any.hpp>
+#include <verbena/with_timeout.hpp>

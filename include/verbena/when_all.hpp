@@ -2,6 +2,7 @@
 
 #include <verbena/detail/awaitable.hpp>
 #include <verbena/detail/continuation.hpp>
+#include <verbena/detail/stop.hpp>
 #include <verbena/task.hpp>
 
 #include <coroutine>
@@ -24,7 +25,7 @@ class when_all_count {
     bool await_ready() const noexcept { return false; }
 
   protected:
-    template <class Awaiter>
+    template <class Awaitable>
     friend class when_all_element;
 
     void begin(std::size_t elements, std::coroutine_handle<> parent) noexcept {
@@ -40,12 +41,11 @@ class when_all_count {
 };
 
 /// One awaiter, made in place, and what it resumes.
-template <class Awaiter>
+template <class Awaitable>
 class when_all_element : continuation {
   public:
-    template <class Awaitable>
     when_all_element(when_all_count& all, Awaitable&& awaitable)
-        : continuation(&resumed), all_(all), awaiter_(get_awaiter(std::forward<Awaitable>(awaitable))) {}
+        : continuation(&resumed), all_(all), awaiter_(stop_, std::forward<Awaitable>(awaitable)) {}
 
     void start() noexcept {
         try {
@@ -55,6 +55,9 @@ class when_all_element : continuation {
         }
         all_.completed();
     }
+
+    void inherit_stop(errc cause) noexcept { stop_.cause = cause; }
+    void pass_stop(errc cause, list<ready_node>& woken) noexcept { stop_.request(cause, woken); }
 
     decltype(auto) result() {
         if (thrown_) std::rethrow_exception(thrown_);
@@ -69,12 +72,13 @@ class when_all_element : continuation {
 
     when_all_count& all_;
     std::exception_ptr thrown_;
-    Awaiter awaiter_;
+    stop_point stop_;
+    stoppable_wait<Awaitable> awaiter_;
 };
 
 template <std::size_t, class Awaitable>
-struct when_all_place : when_all_element<awaiter_of<Awaitable>> {
-    using when_all_element<awaiter_of<Awaitable>>::when_all_element;
+struct when_all_place : when_all_element<Awaitable> {
+    using when_all_element<Awaitable>::when_all_element;
 };
 
 template <class Indices, class... Awaitables>
@@ -92,6 +96,12 @@ class when_all_awaiter<std::index_sequence<I...>, Awaitables...> : public when_a
         (when_all_place<I, Awaitables>::start(), ...);
         return !completed();
     }
+    void inherit_stop([[maybe_unused]] errc cause) noexcept {
+        (when_all_place<I, Awaitables>::inherit_stop(cause), ...);
+    }
+    void pass_stop([[maybe_unused]] errc cause, [[maybe_unused]] list<ready_node>& woken) noexcept {
+        (when_all_place<I, Awaitables>::pass_stop(cause, woken), ...);
+    }
     std::tuple<void_to_monostate<await_result<Awaitables>>...> await_resume() {
         return {when_all_place<I, Awaitables>::result()...};
     }
@@ -99,7 +109,7 @@ class when_all_awaiter<std::index_sequence<I...>, Awaitables...> : public when_a
 
 template <class T>
 class when_all_tasks_awaiter : public when_all_count {
-    using element = when_all_element<task_awaiter<T>>;
+    using element = when_all_element<task<T>>;
 
   public:
     explicit when_all_tasks_awaiter(std::vector<task<T>>& tasks) : elements_(tasks.size()) {
@@ -110,6 +120,12 @@ class when_all_tasks_awaiter : public when_all_count {
         begin(elements_.size(), parent);
         for (auto& e : elements_) e->start();
         return !completed();
+    }
+    void inherit_stop(errc cause) noexcept {
+        for (auto& e : elements_) e->inherit_stop(cause);
+    }
+    void pass_stop(errc cause, list<ready_node>& woken) noexcept {
+        for (auto& e : elements_) e->pass_stop(cause, woken);
     }
     std::vector<void_to_monostate<T>> await_resume() {
         std::vector<void_to_monostate<T>> results;
@@ -157,6 +173,7 @@ class [[nodiscard]] when_all_tasks_operation {
 /// - Errors: if any throws, the exception of the first of those in the order of the arguments, after all have
 /// completed;
 ///   the other outcomes are dropped.
+/// - Stopping: a stop (see `task`) reaches all of them, and the wait ends with them.
 /// - Cancel safety: destroying the wait destroys the elements that have not completed, last first, each by its rule.
 /// - Reactor-bound.
 template <class... Awaitables>

@@ -66,6 +66,8 @@ result<void> check_options(const queue_pair_options& options, const ibv_device_a
     if (options.max_send_slices == 0 || options.max_recv_slices == 0 ||
         !within(options.max_send_slices, limits.max_sge) || !within(options.max_recv_slices, limits.max_sge))
         return invalid(verb, fmt::format("a request has 1 to {} slices on this device", limits.max_sge));
+    if (options.keepalive.count() < 0 || (options.keepalive.count() > 0 && options.type != queue_pair_type::rc))
+        return invalid(verb, "only an RC queue pair has a keepalive, and of a positive time");
     return {};
 }
 
@@ -141,6 +143,7 @@ result<queue_pair> queue_pair::create(const protection_domain& domain, const que
     setup.max_send_slices = options.max_send_slices;
     setup.max_recv_slices = options.max_recv_slices;
     setup.max_inline = options.max_inline;
+    setup.keepalive = options.keepalive;
     setup.port = options.port;
 
     auto port = device.port(options.port);
@@ -220,6 +223,7 @@ endpoint queue_pair::endpoint() const noexcept { return core_->setup().local; }
 
 result<void> queue_pair::connect(const verbena::endpoint& remote, const connection_options& options) {
     constexpr auto verb = "queue_pair::connect";
+    if (core_->native() == nullptr) return error(errc::closed, verb);
     const auto& setup = core_->setup();
     if (setup.type != queue_pair_type::rc || remote.type != queue_pair_type::rc)
         return invalid(verb, "both ends must be RC queue pairs; a UD queue pair is activated");
@@ -276,6 +280,7 @@ result<void> queue_pair::connect(const verbena::endpoint& remote, const connecti
 }
 
 result<void> queue_pair::activate(std::uint32_t qkey) {
+    if (core_->native() == nullptr) return error(errc::closed, "queue_pair::activate");
     const auto& setup = core_->setup();
     if (setup.type != queue_pair_type::ud)
         return invalid("queue_pair::activate", "only a UD queue pair is activated; an RC one is connected");

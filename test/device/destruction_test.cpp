@@ -134,7 +134,9 @@ TEST_CASE("destroying the coroutines instead leaves the memory quiet and pins no
                 b.check_quiet();
                 support::some_turns(b.engine.reactor);
                 CHECK(b.log.resumes() == 0);
-                CHECK(b.qp->state().value() == vb::queue_pair_state::reset);
+                // Whoever was told to stop first has ended by its flush, and the queue pair needed no RESET.
+                const auto state = b.qp->state().value();
+                CHECK((state == vb::queue_pair_state::error || state == vb::queue_pair_state::reset));
                 b.engine.reactor.run(support::receive(*b.qp, b.canary.slice(0, message_bytes), b.log));
                 REQUIRE(b.log.failures.size() == 1);
                 support::check_failure(b.log.failures[0], vb::errc::connection_reset);

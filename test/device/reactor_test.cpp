@@ -5,6 +5,7 @@
 
 #include "support/deadline.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <coroutine>
 #include <exception>
@@ -294,8 +295,10 @@ TEST_CASE("poll is one turn, and never blocks") {
     for (const unsigned budget : {0u, 1u, 5u}) {
         const auto before = order.size();
         const auto turns = reactor.stats().turns;
-        CHECK(reactor.poll(budget).value() == budget);
-        CHECK(order.size() == before + budget);
+        // Who is ready is resumed; again in the same turn only within the budget.
+        const unsigned resumed = std::max(budget, 1u);
+        CHECK(reactor.poll(budget).value() == resumed);
+        CHECK(order.size() == before + resumed);
         CHECK(reactor.stats().turns == turns + 1);
     }
     CHECK(reactor.stats().parks == 0);

@@ -82,24 +82,34 @@ TEST_CASE("a waiting or woken coroutine that is destroyed is not resumed") {
 }
 
 TEST_CASE("a wait is cancelled while it waits, not after it was woken") {
+    using verbena::errc;
     event e;
-    auto awaiter = e.wait().operator co_await();
-    CHECK_FALSE(awaiter.cancel());
+    verbena::detail::list<verbena::detail::ready_node> woken;
     verbena::detail::ready_queue queue;
     verbena::detail::exchange_current_queue(&queue);
+    auto awaiter = e.wait().operator co_await();
+    awaiter.cancel(errc::stopped, woken);
+    CHECK(woken.empty());
     awaiter.await_suspend(std::noop_coroutine());
-    CHECK(awaiter.cancel());
-    CHECK_FALSE(awaiter.cancel());
+    awaiter.cancel(errc::stopped, woken);
+    CHECK(&woken.pop_front() == &awaiter);
+    awaiter.cancel(errc::timed_out, woken);
     e.set();
+    CHECK(woken.empty());
     CHECK(queue.empty());
+    CHECK(awaiter.cancelled() == errc::stopped);
+    CHECK_THROWS_AS(awaiter.await_resume(), std::system_error);
 
     event other;
     auto second = other.wait().operator co_await();
     second.await_suspend(std::noop_coroutine());
     other.set();
-    CHECK_FALSE(second.cancel());
+    second.cancel(errc::stopped, woken);
     CHECK(queue.run(9) == 1);
-    CHECK_FALSE(second.cancel());
+    second.cancel(errc::stopped, woken);
+    CHECK(woken.empty());
+    CHECK(second.cancelled() == errc{});
+    second.await_resume();
     verbena::detail::exchange_current_queue(nullptr);
 }
 

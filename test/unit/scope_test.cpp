@@ -283,18 +283,22 @@ TEST_CASE("the one that is woken by the last child may destroy the scope") {
 TEST_CASE("a cancelled or destroyed wait leaves the child running, and it may be waited for again") {
     support::pause here;
     scope s;
+    verbena::detail::list<verbena::detail::ready_node> woken;
     auto handle = s.spawn(give(here, 5));
     {
         auto awaiter = handle.wait().operator co_await();
         CHECK_FALSE(awaiter.await_ready());
         awaiter.await_suspend(std::noop_coroutine());
-        CHECK(awaiter.cancel());
-        CHECK_FALSE(awaiter.cancel());
+        awaiter.cancel(verbena::errc::stopped, woken);
+        CHECK(&woken.pop_front() == &awaiter);
+        awaiter.cancel(verbena::errc::stopped, woken);
+        CHECK(woken.empty());
     }
     {
         auto joining = s.join().operator co_await();
         joining.await_suspend(std::noop_coroutine());
-        CHECK(joining.cancel());
+        joining.cancel(verbena::errc::stopped, woken);
+        CHECK(&woken.pop_front() == &joining);
     }
     {
         auto dropped = handle.wait().operator co_await();

@@ -82,12 +82,14 @@ TEST_CASE("a coroutine that is destroyed takes no permit, and gives on the one i
 
 TEST_CASE("a cancelled acquire takes no permit; one that was handed it is not cancelled") {
     semaphore s(0);
+    verbena::detail::list<verbena::detail::ready_node> woken;
     verbena::detail::ready_queue queue;
     verbena::detail::exchange_current_queue(&queue);
     {
         auto awaiter = s.acquire().operator co_await();
         awaiter.await_suspend(std::noop_coroutine());
-        CHECK(awaiter.cancel());
+        awaiter.cancel(verbena::errc::stopped, woken);
+        CHECK(&woken.pop_front() == &awaiter);
         s.release();
         CHECK(queue.empty());
     }
@@ -97,7 +99,8 @@ TEST_CASE("a cancelled acquire takes no permit; one that was handed it is not ca
         auto awaiter = s.acquire().operator co_await();
         awaiter.await_suspend(std::noop_coroutine());
         s.release();
-        CHECK_FALSE(awaiter.cancel());
+        awaiter.cancel(verbena::errc::stopped, woken);
+        CHECK(woken.empty());
     }
     CHECK(queue.empty());
     CHECK(s.try_acquire());

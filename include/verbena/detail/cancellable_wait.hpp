@@ -1,6 +1,8 @@
 #pragma once
 
 #include <verbena/detail/ready.hpp>
+#include <verbena/error.hpp>
+#include <verbena/result.hpp>
 
 #include <coroutine>
 
@@ -10,14 +12,18 @@ namespace verbena::detail {
 /// wait, then among those to resume, then in none. Reactor-bound.
 class cancellable_wait : public ready_node {
   public:
-    /// True: it was still waiting and does no more. It will not be resumed: the caller resumes the coroutine, or
-    /// destroys it, and does not call `await_resume`. False: completion was first.
-    bool cancel() noexcept {
-        if (state_ != state::waiting) return false;
+    static constexpr bool ends_singly = true;
+
+    /// Ends the wait if it goes on, and puts it on `woken`; if completion was first, does nothing.
+    void cancel(errc cause, list<ready_node>& woken) noexcept {
+        if (state_ != state::waiting) return;
         state_ = state::cancelled;
+        cause_ = cause;
         unlink();
-        return true;
+        woken.push_back(*this);
     }
+    /// Why it was cancelled; `errc{}` if it was not. `await_resume` of one that was, throws.
+    errc cancelled() const noexcept { return cause_; }
 
   protected:
     void wait_in(list<cancellable_wait>& waiters, std::coroutine_handle<> coroutine) noexcept {
@@ -27,12 +33,17 @@ class cancellable_wait : public ready_node {
     }
 
     bool woken() const noexcept { return state_ == state::woken; }
+    void throw_if_cancelled(const char* verb) const {
+        if (cause_ != errc{}) [[unlikely]]
+            throw_error(error(cause_, verb));
+    }
 
   private:
     friend void wake_first(list<cancellable_wait>& waiters, list<ready_node>& ready) noexcept;
 
     enum class state : unsigned char { idle, waiting, woken, cancelled };
     state state_ = state::idle;
+    errc cause_{};
 };
 
 /// Moves the first of `waiters` behind the nodes of `ready`, which the caller gives to `resume_soon`.

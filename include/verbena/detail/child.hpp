@@ -47,6 +47,7 @@ class VERBENA_API child_base : public list_node {
 
     enum class state : unsigned char { running, finished, destroyed, taken };
 
+    virtual void stop(errc cause, list<ready_node>& woken) noexcept = 0;
     /// Destroys the frame, then the callable that made it.
     virtual void drop_frame() noexcept = 0;
     virtual std::exception_ptr exception() const noexcept = 0;
@@ -84,6 +85,7 @@ class child_record final : public child_state<T>, private continuation {
         : child_state<T>(owner), continuation(&resumed), callable_(std::in_place, std::forward<F>(f)),
           awaiter_((*callable_)().operator co_await()) {}
 
+    void inherit_stop(errc cause) noexcept { awaiter_.inherit_stop(cause); }
     void start() {
         if (!detail::start(awaiter_, handle())) end();
     }
@@ -96,6 +98,7 @@ class child_record final : public child_state<T>, private continuation {
         drop_frame();
         this->finished();
     }
+    void stop(errc cause, list<ready_node>& woken) noexcept override { awaiter_.pass_stop(cause, woken); }
     void drop_frame() noexcept override {
         awaiter_.drop_frame();
         callable_.reset();

@@ -44,8 +44,11 @@ class operation_state : public ready_node {
     operation_state(queue_pair_core* qp, const work_request* requests, std::uint32_t count) noexcept
         : requests_(requests), qp_(qp), count_(count) {}
     ~operation_state() {
-        if (phase_ == operation_phase::batched || phase_ == operation_phase::posted) leave();
+        if (phase_ != operation_phase::ended && phase_ != operation_phase::idle) leave();
     }
+
+    /// One that is posted takes its queue pair with it, and ends when that was flushed.
+    VERBENA_API void cancel(errc cause, list<ready_node>& woken) noexcept;
 
   protected:
     VERBENA_API static bool submit(operation_state& operation) noexcept;
@@ -57,6 +60,7 @@ class operation_state : public ready_node {
     table_entry* last_ = nullptr; ///< while posted: the entry of its last request
     std::uint32_t count_;
     operation_phase phase_ = operation_phase::idle;
+    errc cancelled_{}; ///< why, if that is what ends it
     completion_outcome outcome_;
 
   private:
@@ -70,7 +74,10 @@ class operation_state : public ready_node {
 /// Waits for an entry of the send queue that somebody else posted.
 class flush_state : public ready_node {
   public:
+    static constexpr bool ends_singly = true;
+
     explicit flush_state(queue_pair_core* qp) noexcept : qp_(qp) {}
+    VERBENA_API void cancel(errc cause, list<ready_node>& woken) noexcept;
 
   protected:
     VERBENA_API static bool submit(flush_state& flush) noexcept;
@@ -83,7 +90,27 @@ class flush_state : public ready_node {
   private:
     friend class queue_pair_core;
     friend class work_queue;
+    bool waiting_ = false;
     std::uint64_t awaited_ = 0; ///< ends when all requests up to this number of the send queue have completed
+};
+
+/// Waits until nothing of a queue pair is outstanding.
+class drain_state : public ready_node {
+  public:
+    drain_state(queue_pair_core* qp, bool destroys) noexcept : qp_(qp), destroys_(destroys) {}
+
+  protected:
+    VERBENA_API static bool submit(drain_state& drain) noexcept;
+    bool succeeded() const noexcept { return !outcome_.failed; }
+    VERBENA_API error failure() const;
+
+    queue_pair_core* qp_;
+    completion_outcome outcome_;
+    std::uint32_t missing_ = 0;
+
+  private:
+    friend class queue_pair_core;
+    bool destroys_;
 };
 
 } // namespace detail

@@ -21,7 +21,8 @@ class ready_queue {
     /// Puts all of `nodes`, in their order, behind what is here.
     void splice(list<ready_node>& nodes) noexcept { nodes_.splice(nodes); }
 
-    /// Resumes up to `budget` nodes, those pushed meanwhile included, and returns how many. What a `resume()` throws
+    /// Resumes all that are here now, and of those pushed meanwhile as many as make up to `budget` in all; returns how
+    /// many. What a `resume()` throws
     /// (no coroutine of this library does) does not stop the others: the first exception is rethrown at the end.
     VERBENA_API unsigned run(unsigned budget);
 

@@ -57,9 +57,7 @@ class stoppable_wait {
 
   public:
     stoppable_wait(stop_point& stop, Awaitable&& awaitable)
-        : stop_(stop), awaiter_(get_awaiter(std::forward<Awaitable>(awaitable))) {
-        if constexpr (passes) awaiter_.inherit_stop(stop.cause);
-    }
+        : stop_(stop), awaiter_(get_awaiter(std::forward<Awaitable>(awaitable))) {}
     stoppable_wait(const stoppable_wait&) = delete;
     stoppable_wait& operator=(const stoppable_wait&) = delete;
     ~stoppable_wait() {
@@ -70,6 +68,7 @@ class stoppable_wait {
         if constexpr (ends)
             if (stop_.cause != errc{}) [[unlikely]]
                 return refused_ = true;
+        if constexpr (passes) awaiter_.inherit_stop(stop_.cause);
         return awaiter_.await_ready();
     }
     template <class Promise>

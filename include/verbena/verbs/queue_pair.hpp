@@ -7,6 +7,7 @@
 #include <verbena/verbs/work_request.hpp>
 
 #include <array>
+#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -67,6 +68,11 @@ struct queue_pair_options {
     /// What the peer may do to memory that is registered for it.
     access_flags access = access_flags::remote_read | access_flags::remote_write | access_flags::remote_atomic;
     verbena::post_mode post_mode = verbena::post_mode::immediate;
+    /// RC: asks the peer for a sign of life when it was silent for so long and only receives are outstanding, of which
+    /// RC reports nothing when the peer is gone. By a zero-length RDMA write, which needs `access_flags::remote_write`
+    /// there. Its failure ends the connection with `peer_lost`, after at most twice this time and the retries of
+    /// `connection_options`. 0: never.
+    std::chrono::milliseconds keepalive{0};
 };
 
 /// Attributes of a connection; see ibv_modify_qp(3).
@@ -167,6 +173,23 @@ class VERBENA_API queue_pair {
     /// Fire and forget: the buffer goes back to its pool when the device has sent it. On an error it goes back at once.
     result<void> send_detached(pool_buffer buffer);
 
+    /// Ends the connection in order: from now on nothing is posted (`connection_reset`, root cause `closed`), what is
+    /// outstanding gets 100 ms to be flushed, and with a shared receive queue the device to report its last receive; then
+    /// the queue pair is taken from the device, and who still waits ends with `connection_reset`.
+    ///
+    /// - Completes when: nothing of this queue pair is outstanding, and its buffers are the caller's; without
+    ///   suspending if nothing was.
+    /// - Gives: how many completions never came.
+    /// - In flight together: any number.
+    /// - Errors: `wrong_thread`.
+    /// - Cancel safety: cannot be ended early; destroying the wait leaves the drain going on.
+    /// - Reactor-bound. Without a reactor, as for a queue pair posted to by hand, the completions are the caller's to
+    ///   collect.
+    drain_operation drain() const noexcept { return {core_.get(), false}; }
+    /// The same, then destroys the queue pair on the device and gives back what it reserved of its completion queues.
+    /// The handle stays, for `qp_num` and the errors that operations on it give.
+    drain_operation close() noexcept { return {core_.get(), true}; }
+
     /// By hand. The completion carries `wr_id` and is polled from the completion queue; the caller counts capacity.
     result<void> post(const work_request& request, std::uint64_t wr_id);
 
@@ -176,6 +199,7 @@ class VERBENA_API queue_pair {
     queue_pair_type type() const noexcept;
     std::uint32_t max_inline() const noexcept;
     protection_domain domain() const noexcept;
+    /// Null once it was closed.
     ibv_qp* native_handle() const noexcept;
 
   private:

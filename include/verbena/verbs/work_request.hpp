@@ -300,8 +300,10 @@ class flush_awaiter : public flush_state {
 // Buffers          the device's from the post to the completion.
 // Errors           the completion's status (category `completion_category()`), the post's errno, `not_connected`,
 //                  `not_attached`, `in_use`, `invalid_argument`, `connection_reset` with the root cause.
-// Cancel safety    a request that waits for capacity is unlinked; a posted one cannot be recalled: destroying its
-//                  coroutine ends the queue pair, after which the buffers are quiet.
+// Cancel safety    a request that waits for capacity is taken out alone; a posted one cannot be recalled: destroying
+//                  its coroutine, or ending it early (with_timeout.hpp), ends the queue pair, after which the buffers are
+//                  quiet. An unsignaled send that was posted has ended, and destroying its coroutine recalls nothing:
+//                  `flushed` tells when its buffer is the caller's.
 // Thread           reactor-bound.
 
 class [[nodiscard]] send_operation : public detail::work_operation<void> {
@@ -349,6 +351,37 @@ class [[nodiscard]] flush_operation {
 
   private:
     detail::queue_pair_core* qp_;
+};
+
+/// What `queue_pair::drain` and `close` give.
+struct drain_report {
+    std::uint32_t missing = 0; ///< requests of which the device never reported the end
+};
+
+class [[nodiscard]] drain_operation {
+  public:
+    using result_type = result<drain_report>;
+
+    class awaiter : public detail::drain_state {
+      public:
+        using drain_state::drain_state;
+        bool await_ready() const noexcept { return false; }
+        bool await_suspend(std::coroutine_handle<> waiting) noexcept {
+            continuation = waiting;
+            return submit(*this);
+        }
+        result<drain_report> await_resume() const {
+            if (!succeeded()) return failure();
+            return drain_report{missing_};
+        }
+    };
+
+    drain_operation(detail::queue_pair_core* qp, bool destroys) noexcept : qp_(qp), destroys_(destroys) {}
+    awaiter operator co_await() && noexcept { return awaiter(qp_, destroys_); }
+
+  private:
+    detail::queue_pair_core* qp_;
+    bool destroys_;
 };
 
 static_assert(std::is_trivially_copyable_v<send_operation> && std::is_trivially_copyable_v<recv_operation> &&
