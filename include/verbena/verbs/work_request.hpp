@@ -301,7 +301,7 @@ class flush_awaiter : public flush_state {
 // Errors           the completion's status (category `completion_category()`), the post's errno, `not_connected`,
 //                  `not_attached`, `in_use`, `invalid_argument`, `connection_reset` with the root cause.
 // Cancel safety    a request that waits for capacity is taken out alone; a posted one cannot be recalled: destroying
-//                  its coroutine, or ending it early (with_timeout.hpp), ends the queue pair, after which the buffers are
+//                  its coroutine, or ending it early (with_timeout.hpp), ends the queue pair, after which buffers are
 //                  quiet. An unsignaled send that was posted has ended, and destroying its coroutine recalls nothing:
 //                  `flushed` tells when its buffer is the caller's.
 // Thread           reactor-bound.
