@@ -124,8 +124,8 @@ class [[nodiscard]] task_awaiter {
 /// - Errors: exceptions of the body; `std::bad_alloc` of the call that makes the frame (operator new).
 /// - Stopping: once it was told to stop (`with_timeout`, `with_stop`, `scope::request_stop`), the operation it waits for
 ///   ends early, and so does, at once and without having posted anything, each that it awaits afterwards, in the tasks
-///   that it awaits, too: with `timed_out` or `stopped` where there is a result, else by `std::system_error`. It goes on
-///   to its end by itself.
+///   that it awaits, too: with `timed_out` or `stopped` where there is a result, else by `std::system_error`. It goes
+///   on to its end by itself.
 /// - Cancel safety: destroying a suspended task destroys its frame and those of all that it awaits, innermost first,
 ///   each by the rule of what it awaits. A task must not be destroyed while it runs, that is by itself or by anything
 ///   it calls, nor while one that it awaits runs.

@@ -1,5 +1,5 @@
-// What cannot be reported to anyone ends the program, at once, with one line that names the rule: going on would resume a
-// dead coroutine, or give back a buffer that the device still writes to.
+// What cannot be reported to anyone ends the program, at once, with one line that names the rule: going on would resume
+// a dead coroutine, or give back a buffer that the device still writes to.
 
 #include "sim/races/race_rig.hpp"
 #include "support/aborts.hpp"

@@ -174,8 +174,8 @@ class VERBENA_API queue_pair {
     result<void> send_detached(pool_buffer buffer);
 
     /// Ends the connection in order: from now on nothing is posted (`connection_reset`, root cause `closed`), what is
-    /// outstanding gets 100 ms to be flushed, and with a shared receive queue the device to report its last receive; then
-    /// the queue pair is taken from the device, and who still waits ends with `connection_reset`.
+    /// outstanding gets 100 ms to be flushed, and with a shared receive queue the device to report its last receive;
+    /// then the queue pair is taken from the device, and who still waits ends with `connection_reset`.
     ///
     /// - Completes when: nothing of this queue pair is outstanding, and its buffers are the caller's; without
     ///   suspending if nothing was.

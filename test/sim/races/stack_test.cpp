@@ -1,4 +1,4 @@
-// Completions that are there at once need no more stack, and no more memory, for a million operations than for one (B20).
+// Completions that are there at once need no more stack and memory for a million operations than for one (B20).
 
 #include "race_rig.hpp"
 #include "support/small_stack.hpp"
