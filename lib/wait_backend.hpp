@@ -18,9 +18,10 @@ class watch {
     watch& operator=(const watch&) = delete;
 
     /// Something happened: poll(2) event bits, several occurrences merged into one call. POLLERR, POLLHUP and POLLRDHUP
-    /// come unasked. POLLERR also says that the descriptor cannot be watched (any longer), with POLLNVAL if it is not
-    /// open; then no other call follows. Called from `collect` and `wait` only. It may add and remove any watch, and
-    /// destroy this one once removed, but not call `collect` or `wait`. A call may come for what was taken already.
+    /// come unasked, and are the end of what can come in: no other call for that can be relied on. POLLERR also says
+    /// that the descriptor cannot be watched (any longer), with POLLNVAL if it is not open. Called from `collect` and
+    /// `wait` only. It may add and remove any watch, and destroy this one once removed, but not call `collect` or
+    /// `wait`. A call may come for what was taken already.
     virtual void ready(unsigned events) noexcept = 0;
 
     bool watching() const noexcept { return slot_ != no_slot; }
@@ -51,6 +52,8 @@ class wait_backend {
 
     /// Starts watching `fd` for poll(2) `events`. What is there already is reported; from then on each new occurrence
     /// is (edge-triggered), so the receiver of `ready` must take what it owes before the next one can be relied on.
+    /// What it leaves may also be reported again, at once and each time: every call must take something or end its
+    /// watch.
     virtual result<void> add(watch& w, int fd, unsigned events) = 0;
 
     /// When it returns, `ready` is not called any more and the kernel holds no reference to the descriptor: closing it
@@ -58,7 +61,8 @@ class wait_backend {
     /// in the backend is left alone.
     virtual result<void> remove(watch& w) = 0;
 
-    /// Whether `collect` has something to do. Makes no system call.
+    /// Whether `collect` has, or may have, something to do. Makes no system call. To be asked in every turn: a backend
+    /// that cannot know says yes once in so many calls.
     virtual bool pending() const noexcept = 0;
 
     /// Calls `ready` for at most `budget` watches, without blocking; answers for how many.

@@ -4,6 +4,7 @@
 
 #include "support/catch.hpp"
 
+#include "poll_backend.hpp"
 #include "ring.hpp"
 
 #include <array>
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -22,6 +24,7 @@
 using namespace std::chrono_literals;
 using verbena::errc;
 using verbena::detail::make_ring;
+using verbena::detail::poll_look_every;
 using verbena::detail::ring_options;
 using verbena::detail::time_point;
 using verbena::detail::wait_backend;
@@ -49,7 +52,7 @@ class descriptor {
 };
 
 struct event_fd : descriptor {
-    event_fd() : descriptor(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+    explicit event_fd(int flags = 0) : descriptor(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC | flags)) {}
 
     void signal() const {
         const std::uint64_t one = 1;
@@ -104,18 +107,36 @@ struct counter final : recorder {
     }
 };
 
-/// Runs turns until there is nothing more to collect.
+/// Looks until there is nothing more to collect.
 inline unsigned settle(wait_backend& backend) {
     unsigned told = 0;
-    while (backend.pending()) told += backend.collect(all);
+    for (unsigned more = 1; more != 0 || backend.pending(); told += more) more = backend.collect(all);
     return told;
 }
 
 inline ring_options tiny(unsigned rung = 0) { return {.entries = 2, .cq_entries = 2, .first_rung = rung}; }
 
+/// The backends: a ring that starts on a rung of its flags, or poll(2).
+using backend_kind = std::optional<unsigned>;
+constexpr backend_kind by_poll = std::nullopt;
+
+inline verbena::result<std::unique_ptr<wait_backend>> make_backend(backend_kind kind, ring_options options = {}) {
+    if (!kind) return verbena::detail::make_poll_backend();
+    options.first_rung = *kind;
+    return make_ring(options);
+}
+
+/// Each of them, one after the other.
+#define EVERY_BACKEND GENERATE(backend_kind{0u}, backend_kind{1u}, backend_kind{2u}, by_poll)
+
+/// A backend of that kind in `name`. Arguments as of `make_backend`.
+#define BACKEND_OR_SKIP(name, ...) MADE_OR_SKIP(name, make_backend(__VA_ARGS__))
+
 /// A ring in `name`, or the test case is skipped where there is no io_uring.
-#define RING_OR_SKIP(name, ...)                                                                                        \
-    auto name##_made = make_ring(__VA_ARGS__);                                                                         \
+#define RING_OR_SKIP(name, ...) MADE_OR_SKIP(name, make_ring(__VA_ARGS__))
+
+#define MADE_OR_SKIP(name, ...)                                                                                        \
+    auto name##_made = __VA_ARGS__;                                                                                    \
     if (!name##_made && name##_made.error() == errc::unsupported) VERBENA_SKIP(name##_made.error().message());         \
     if (!name##_made && name##_made.error().code().value() == EPERM) VERBENA_SKIP(name##_made.error().message());      \
     auto name = std::move(name##_made).value()

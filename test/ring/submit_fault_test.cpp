@@ -1,4 +1,4 @@
-// Invariant: a submit that takes a part, that is refused for a backlog or interrupted, or that reports dropped
+// Invariant: a submit that takes a part (B54), that is refused for a backlog or interrupted, or that reports dropped
 // completions delays registrations and loses none. The function of liburing is replaced to say so; this needs liburing
 // as a shared library.
 
