@@ -1,12 +1,16 @@
 #include "reactor_core.hpp"
 
 #include "check.hpp"
+#include "poll_backend.hpp"
 #include "ring.hpp"
 
 #include <verbena/detail/broken_rule.hpp>
 #include <verbena/log.hpp>
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <system_error>
 #include <utility>
@@ -52,6 +56,24 @@ void call_all(Range& range, F&& f) {
     if (first) std::rethrow_exception(first);
 }
 
+// Forbidden (EPERM, EACCES), left out or hidden (ENOSYS), or too old (EINVAL: none of its flags; else what `make_ring`
+// misses). What has run out, as memory or descriptors, is no reason: the reactor would be slower for ever and not know.
+bool is_unavailable(const error& io_uring) {
+    return io_uring == errc::access_denied || io_uring == errc::unsupported || io_uring == errc::invalid_argument;
+}
+
+result<std::unique_ptr<wait_backend>> make_backend() {
+    auto ring = make_ring();
+    if (ring || !is_unavailable(ring.error())) return ring;
+    auto instead = make_poll_backend();
+    // One line, not one for each reactor: the next would fail for the same reason.
+    static std::atomic<int> said{0};
+    const int reason = ring.error().code().value();
+    if (instead && said.exchange(reason) != reason)
+        log(log_level::warning, fmt::format("reactors sleep on poll(2): {}", ring.error().message()));
+    return instead;
+}
+
 } // namespace
 
 reactor_core::reactor_core(const reactor_options& options, std::unique_ptr<clock_source> clock,
@@ -90,7 +112,7 @@ const void* reactor_core::this_thread() noexcept {
 result<void> reactor_core::start() {
     if (!on_thread()) return error(errc::wrong_thread, "reactor::run").with_note("another thread runs this reactor");
     if (backend_) return {};
-    auto backend = given_ ? result<std::unique_ptr<wait_backend>>(std::move(given_)) : make_ring();
+    auto backend = given_ ? result<std::unique_ptr<wait_backend>>(std::move(given_)) : make_backend();
     if (!backend) return std::move(backend).error();
     backend_ = std::move(backend).value();
     for (const auto& pump : pumps_)

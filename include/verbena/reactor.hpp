@@ -51,7 +51,9 @@ struct reactor_stats {
     std::uint64_t stale = 0;       ///< completions of operations that had ended
     std::uint64_t foreign = 0;     ///< completions that were never the reactor's
     std::uint64_t outstanding = 0; ///< work requests the device has now
-    const char* backend = "none";  ///< what it sleeps on
+    /// What it sleeps on: "io_uring", or "poll" where that is forbidden or missing, as a warning in the log says once;
+    /// "none" before the first `run` or `poll`.
+    const char* backend = "none";
 };
 
 /// @cond internal
@@ -119,7 +121,7 @@ class [[nodiscard]] yield_operation {
 };
 
 /// Completes when   the descriptor is readable, or has an error or a hang-up to report: read it to see which.
-/// In flight        any number, also on one descriptor.
+/// In flight        any number, also on one descriptor; on poll(2) as many as RLIMIT_NOFILE.
 /// Errors           EBADF, or what else the kernel says of a descriptor that cannot be polled.
 /// Cancel safety    destroying the coroutine ends the watch; when that has returned the descriptor may be closed.
 /// Thread           reactor-bound.
@@ -149,7 +151,7 @@ class [[nodiscard]] readable_operation {
 };
 
 /// The loop: drains the attached completion queues into the caller's slots, resumes the coroutines whose operations
-/// have completed, and sleeps on io_uring when there is nothing to do.
+/// have completed, and sleeps on io_uring when there is nothing to do; on poll(2) where io_uring is forbidden.
 ///
 /// Until its first `run` or `poll` it belongs to its maker, one thread at a time; that call binds it to its thread.
 /// Afterwards everything but `post` and `stop` is reactor-bound.
@@ -182,8 +184,8 @@ class VERBENA_API reactor {
     }
     /// One turn, which never blocks; gives how much was done. A turn takes up to `budget` completions from each queue
     /// and resumes everybody who is ready, then serves all posted functions and requested stops, up to `budget` due
-    /// timers and 64 descriptors: whatever one of them has to do, it delays the others by a turn. Errors as `run`, whose
-    /// budget is 256.
+    /// timers and 64 descriptors (on poll(2) in every 64th turn alone): whatever one of them has to do, it delays the
+    /// others by a turn. Errors as `run`, whose budget is 256.
     result<unsigned> poll(unsigned budget = 256);
 
     /// Ends the `run` that goes on, or the next. Thread-safe.

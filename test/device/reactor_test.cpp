@@ -8,11 +8,13 @@
 #include <algorithm>
 #include <chrono>
 #include <coroutine>
+#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -92,6 +94,14 @@ TEST_CASE("run gives what its task gives, and throws what it throws") {
                           "thrown");
         reactor.run([]() -> vb::task<> { co_return; }());
     }
+}
+
+TEST_CASE("a reactor sleeps on what is expected of this run") {
+    const char* wanted = std::getenv("VERBENA_BACKEND");
+    vb::reactor reactor({.wait = vb::wait_policy::park_at_once()});
+    CHECK(std::string_view(reactor.stats().backend) == "none");
+    reactor.run([](vb::reactor& r) -> vb::task<> { co_await r.sleep_for(1ms); }(reactor));
+    CHECK(std::string_view(reactor.stats().backend) == (wanted != nullptr ? wanted : "io_uring"));
 }
 
 TEST_CASE("stop ends the next run, and the one that goes on, from its thread or another") {

@@ -1,5 +1,5 @@
 // What other threads post is called on the reactor's thread, in the order of each poster, all of it, however the
-// reactor is just about to fall asleep.
+// reactor is just about to fall asleep. A reactor belongs to the thread that runs it, not to its maker (B24).
 
 #include "by_hand.hpp"
 

@@ -2,34 +2,19 @@
 // not know are left out. A system call filter stands in for the kernels and sandboxes that refuse.
 
 #include "ring_support.hpp"
+#include "support/refused_call.hpp"
 
-#include <cstddef>
-#include <cstdio>
-#include <iterator>
 #include <string>
 #include <thread>
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
+
+using support::refuse;
 
 namespace {
 
-/// Makes the system call fail on the calling thread until that ends.
-bool refuse(unsigned call, unsigned error) {
-    sock_filter program[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const sock_fprog filter{static_cast<unsigned short>(std::size(program)), program};
-    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
-}
-
 /// What `make_ring` answers where the system call fails so; empty if nothing can be filtered here.
-std::string refusal(unsigned call, unsigned error, verbena::error& answer) {
+std::string refusal(unsigned call, int error, verbena::error& answer) {
     std::string message;
     std::thread([&] {
         if (!refuse(call, error)) return;
@@ -45,7 +30,7 @@ std::string refusal(unsigned call, unsigned error, verbena::error& answer) {
 TEST_CASE("a refused ring says what to do", "[ring]") {
     struct refused {
         unsigned call;
-        unsigned error;
+        int error;
         const char* says;
     };
     for (const auto& [call, error, says] :
@@ -59,7 +44,7 @@ TEST_CASE("a refused ring says what to do", "[ring]") {
         if (call == SYS_eventfd2 && message.find("io_uring_setup") != std::string::npos)
             VERBENA_SKIP("io_uring is not available here");
         INFO(message);
-        CHECK(answer.code() == std::error_code(static_cast<int>(error), std::system_category()));
+        CHECK(answer.code() == std::error_code(error, std::system_category()));
         CHECK(message.find(says) != std::string::npos);
     }
 }

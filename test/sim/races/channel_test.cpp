@@ -97,6 +97,30 @@ TEST_CASE("acks are paid to the queue that each event names, however many there 
     }
 }
 
+TEST_CASE("events that nobody expects do not keep the reactor awake") {
+    const support::deadline limit(std::chrono::seconds{60});
+    for (const auto& name : devices()) {
+        INFO(name);
+        lab l(name);
+        const auto rest = [](lab& own, std::chrono::milliseconds time) -> vb::task<> {
+            co_await own.reactor.sleep_for(time);
+        };
+        l.complete_asleep();
+        l.reactor.run(rest(l, std::chrono::milliseconds{1})); // both queues are armed now
+        l.control.spurious_event(l.sends());
+        for (int i = 0; i < 5; ++i) l.control.spurious_event(l.receives()); // all but one are left when it wakes
+        const auto before = l.reactor.stats();
+        l.reactor.run(rest(l, std::chrono::milliseconds{30}));
+        CHECK(l.reactor.stats().events > before.events);
+        CHECK(l.reactor.stats().turns - before.turns < 20);
+        ending_log log;
+        l.reactor.run(exchange(l, log));
+        l.control.release(l.receives()); // now one queue alone has something to say
+        l.reactor.run(exchange(l, log));
+        CHECK(log.successes == 4);
+    }
+}
+
 TEST_CASE("a coroutine destroys the queues whose events resumed it") {
     const support::deadline limit(std::chrono::seconds{60});
     for (const auto& name : devices())
