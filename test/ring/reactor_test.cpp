@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -41,10 +42,16 @@ class log_lines {
 template <class F>
 bool where_refused(unsigned call, int error, F f) {
     bool filtered = false;
+    std::exception_ptr thrown;
     std::thread([&] {
         filtered = support::refuse(call, error);
-        if (filtered) f();
+        try {
+            if (filtered) f();
+        } catch (...) {
+            thrown = std::current_exception();
+        }
     }).join();
+    if (thrown) std::rethrow_exception(thrown);
     return filtered;
 }
 
