@@ -22,8 +22,9 @@ void pay_acks(completion_queue_state& queue) noexcept {
 } // namespace
 
 attached_queue::attached_queue(completion_pump& pump, std::shared_ptr<completion_queue_state> queue,
-                               std::span<poll_slot> slots, const attach_options& options)
-    : pump_(pump), queue_(std::move(queue)), slots_(slots) {
+                               std::shared_ptr<async_source> events, std::span<poll_slot> slots,
+                               const attach_options& options)
+    : pump_(pump), queue_(std::move(queue)), events_(std::move(events)), slots_(slots) {
     if (options.foreign)
         foreign_ = std::make_shared<const std::function<void(const work_completion&)>>(options.foreign);
 }
@@ -76,6 +77,16 @@ void attached_queue::fail() noexcept {
     failed_ = true;
     queue_->failed.store(true);
     pump_.reactor().queue_failed(*queue_, errc::queue_failed);
+}
+
+void attached_queue::overran() noexcept {
+    sweep();
+    if (!failed_) fail();
+}
+
+void attached_queue::device_lost() noexcept {
+    queue_->failed.store(true); // what lies in it is still swept
+    pump_.reactor().queue_failed(*queue_, errc::device_removed);
 }
 
 bool attached_queue::arm() noexcept {
@@ -151,19 +162,25 @@ unsigned completion_pump::drain(unsigned budget) noexcept {
 
 bool completion_pump::arm() noexcept {
     bool any = false;
-    if (channel_)
+    if (channel_ && !ended_)
         for (const auto& queue : queues_) any = queue->arm() || any;
     return any;
 }
 
-void completion_pump::fail() noexcept {
-    for (const auto& queue : queues_) {
-        queue->queue().failed.store(true); // what lies in it is still swept
-        reactor_.queue_failed(queue->queue(), errc::device_removed);
+void completion_pump::fail() noexcept { device_lost(*channel_->context); }
+
+void completion_pump::device_lost(const context_state& context) noexcept {
+    if (ended_ || (channel_ && channel_->context.get() != &context)) return;
+    if (channel_) {
+        ended_ = true;
+        if (auto* backend = reactor_.backend()) (void)backend->remove(*this).has_value();
     }
+    for (const auto& queue : queues_)
+        if (queue->queue().context.get() == &context) queue->device_lost();
 }
 
 bool completion_pump::take_event() noexcept {
+    if (ended_) return false;
     // Never by reading the descriptor: what providers do on the way keeps their arm sequence.
     ibv_cq* native = nullptr;
     void* context = nullptr;
@@ -194,7 +211,7 @@ void completion_pump::ready(unsigned events) noexcept {
     // still send is taken too, and everything when nothing was expected.
     const bool unexpected = armed_ + owing_ == 0;
     while ((unexpected || armed_ + owing_ > 0) && take_event()) {}
-    if ((events & (POLLERR | POLLHUP | POLLNVAL)) != 0) fail();
+    if ((events & (POLLERR | POLLHUP | POLLRDHUP | POLLNVAL)) != 0) fail(); // the end, whatever a read says
 }
 
 void completion_pump::take_all_events() noexcept {

@@ -15,14 +15,15 @@
 
 namespace verbena::detail {
 
+class async_source;
 class completion_pump;
 class reactor_core;
 
 /// One completion queue attached to a reactor.
 class attached_queue final : public cq_attachment {
   public:
-    attached_queue(completion_pump& pump, std::shared_ptr<completion_queue_state> queue, std::span<poll_slot> slots,
-                   const attach_options& options);
+    attached_queue(completion_pump& pump, std::shared_ptr<completion_queue_state> queue,
+                   std::shared_ptr<async_source> events, std::span<poll_slot> slots, const attach_options& options);
     ~attached_queue();
 
     reactor_core& reactor() const noexcept;
@@ -35,6 +36,9 @@ class attached_queue final : public cq_attachment {
     bool arm() noexcept;
     bool armed() const noexcept { return armed_; }
     void took_event() noexcept;
+    /// The device has lost entries of it: their operations would wait for ever.
+    void overran() noexcept;
+    void device_lost() noexcept;
     const auto& foreign() const noexcept { return foreign_; }
     /// The safety re-poll's look, once a tick. True: an event was lost, and the queue will be armed anew.
     bool event_lost() noexcept;
@@ -51,6 +55,7 @@ class attached_queue final : public cq_attachment {
 
     completion_pump& pump_;
     std::shared_ptr<completion_queue_state> queue_;
+    std::shared_ptr<async_source> events_; ///< of its context, for as long as it is attached
     std::span<poll_slot> slots_;
     std::shared_ptr<const std::function<void(const work_completion&)>> foreign_; ///< may be null
     bool armed_ = false;
@@ -71,13 +76,14 @@ class completion_pump final : public source, public watch {
     reactor_core& reactor() const noexcept { return reactor_; }
     const completion_channel_state* channel() const noexcept { return channel_.get(); }
     bool empty() const noexcept { return queues_.empty(); }
+    bool ended() const noexcept { return ended_; }
     attached_queue* find(const completion_queue_state& queue) const noexcept;
     attached_queue& add(std::unique_ptr<attached_queue> queue);
     void remove(attached_queue& queue) noexcept;
     const std::vector<std::unique_ptr<attached_queue>>& queues() const noexcept { return queues_; }
 
     // source
-    int fd() const noexcept override { return channel_ ? channel_->native->fd : -1; }
+    int fd() const noexcept override { return channel_ && !ended_ ? channel_->native->fd : -1; }
     unsigned drain(unsigned budget) noexcept override;
     bool arm() noexcept override;
     void fail() noexcept override;
@@ -85,6 +91,8 @@ class completion_pump final : public source, public watch {
     // watch: the channel is readable
     void ready(unsigned events) noexcept override;
 
+    /// The device of this context is gone: its queues fail, and the channel is neither watched nor read any more.
+    void device_lost(const context_state& context) noexcept;
     /// Takes and acks every event there is.
     void take_all_events() noexcept;
 
@@ -96,6 +104,7 @@ class completion_pump final : public source, public watch {
     std::vector<std::unique_ptr<attached_queue>> queues_;
     std::size_t armed_ = 0;
     std::size_t owing_ = 0;
+    bool ended_ = false; ///< the channel has reported its end
 
     friend class attached_queue;
 };

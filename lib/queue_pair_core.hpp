@@ -92,6 +92,9 @@ class queue_pair_core {
     void note_failure(std::error_code code, std::uint32_t vendor_error) noexcept;
     /// A completion queue of it cannot be polled any more.
     void lose_queue(std::error_code cause) noexcept;
+    /// It has failed and takes no more receives from its shared queue: the device has said so.
+    void note_last_wqe() noexcept { last_wqe_ = true; }
+    bool last_wqe() const noexcept { return last_wqe_; }
     void want_attention() noexcept;
     void want_flush() noexcept;
     /// After a batch: reacts to a failure, posts what waited for room, ends flushes.

@@ -67,6 +67,11 @@ void reactor::post(std::function<void()> function) { core_->post(std::move(funct
 sleep_operation reactor::sleep_for(std::chrono::nanoseconds duration) noexcept {
     return {core_.get(), core_->clock().now() + duration};
 }
+result<event_stream> reactor::events(const context& context) {
+    auto core = core_->events(detail::access::state(context));
+    if (!core) return std::move(core).error();
+    return event_stream(std::move(core).value());
+}
 reactor_stats reactor::stats() const noexcept { return core_->stats(); }
 
 } // namespace verbena

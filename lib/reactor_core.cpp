@@ -91,6 +91,7 @@ reactor_core::~reactor_core() {
         pair.unbind();
     }
     while (!readables_.empty()) (void)unwatch(readables_.front()).has_value();
+    for (async_source* source : std::exchange(event_sources_, {})) source->reactor_gone();
     if (backend_)
         for (const auto& pump : pumps_) {
             pump->take_all_events();
@@ -120,6 +121,11 @@ result<void> reactor_core::start() {
             backend_.reset();
             return watching;
         }
+    for (async_source* source : event_sources_)
+        if (auto watching = source->start(*backend_); !watching) {
+            backend_.reset();
+            return watching;
+        }
     readables_.for_each([this](readable_watch& wait) { watch_readable(wait); });
     owner_.store(this_thread(), std::memory_order_relaxed);
     counters.backend = backend_->name();
@@ -131,6 +137,44 @@ result<void> reactor_core::start() {
 result<void> reactor_core::watch_channel(completion_pump& pump) {
     if (!backend_ || pump.fd() < 0) return {};
     return backend_->add(pump, pump.fd(), POLLIN);
+}
+
+result<std::shared_ptr<async_source>> reactor_core::share_events(const std::shared_ptr<context_state>& context,
+                                                                 const char* verb) {
+    if (context->lost.load()) return error(errc::device_removed, verb);
+    for (async_source* source : event_sources_)
+        if (&source->context() == context.get()) return source->shared_from_this();
+    auto source = std::make_shared<async_source>(*this, context);
+    event_sources_.push_back(source.get());
+    if (backend_)
+        if (auto watching = source->start(*backend_); !watching) return std::move(watching).error();
+    return source;
+}
+
+result<std::shared_ptr<event_stream_core>> reactor_core::events(const std::shared_ptr<context_state>& context) {
+    constexpr auto verb = "reactor::events";
+    if (!on_thread()) return error(errc::wrong_thread, verb);
+    if (!context) return error(errc::invalid_argument, verb).with_note("an empty context");
+    auto source = share_events(context, verb);
+    if (!source) return std::move(source).error();
+    return std::make_shared<event_stream_core>(std::move(source).value());
+}
+
+void reactor_core::mail() noexcept {
+    mail_waiting_.store(true);
+    {
+        const std::lock_guard lock(posted_mutex_);
+        posted_waiting_.store(true);
+    }
+    if (wait_backend* backend = waker_.load()) backend->wake();
+}
+
+void reactor_core::device_lost(const context_state& context) noexcept {
+    for (const auto& pump : pumps_) pump->device_lost(context);
+    receivers.for_each([&](receiver_link& link) {
+        if (link.receiver->domain()->context.get() == &context)
+            link.receiver->fail(error(errc::device_removed, "receiver"));
+    });
 }
 
 void reactor_core::watch_readable(readable_watch& wait) noexcept {
@@ -162,8 +206,12 @@ result<void> reactor_core::attach(std::shared_ptr<completion_queue_state> queue,
     if (queue->attachment.load() != nullptr)
         return error(errc::attached, verb)
             .with_note(attachment_of(*queue) != nullptr ? "to this reactor" : "to another reactor");
+    auto events = share_events(queue->context, verb);
+    if (!events) return std::move(events).error();
+    (*events)->serve();
     const auto* channel = queue->channel.get();
     auto found = std::find_if(pumps_.begin(), pumps_.end(), [&](const auto& p) { return p->channel() == channel; });
+    if (found != pumps_.end() && (*found)->ended()) return error(errc::device_removed, verb);
     std::unique_ptr<completion_pump> fresh;
     if (found == pumps_.end()) {
         if (channel != nullptr) {
@@ -175,7 +223,7 @@ result<void> reactor_core::attach(std::shared_ptr<completion_queue_state> queue,
         if (auto watching = watch_channel(*fresh); !watching) return watching;
     }
     completion_pump& pump = fresh ? *fresh : **found;
-    auto attached = std::make_unique<attached_queue>(pump, queue, slots, options);
+    auto attached = std::make_unique<attached_queue>(pump, queue, *events, slots, options);
     cq_attachment* none = nullptr;
     // The attachment's destructor would take away what another reactor has put there.
     if (!queue->attachment.compare_exchange_strong(none, attached.get()))
@@ -273,8 +321,11 @@ unsigned reactor_core::serve_posted() {
         functions.swap(posted_);
         posted_waiting_.store(false);
     }
+    const bool mail = mail_waiting_.exchange(false);
+    if (mail)
+        for (async_source* source : event_sources_) source->serve();
     call_all(functions, [](auto& function) { function(); });
-    return static_cast<unsigned>(functions.size());
+    return static_cast<unsigned>(functions.size()) + (mail ? 1 : 0);
 }
 
 unsigned reactor_core::serve_strays() {

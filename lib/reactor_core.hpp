@@ -1,5 +1,6 @@
 #pragma once
 
+#include "async_events.hpp"
 #include "clock.hpp"
 #include "completion_pump.hpp"
 #include "operation_table.hpp"
@@ -43,6 +44,14 @@ class reactor_core {
     result<unsigned> poll(unsigned budget);
     void stop() noexcept;
     void post(std::function<void()> function);
+    /// A stream of the context's asynchronous events.
+    result<std::shared_ptr<event_stream_core>> events(const std::shared_ptr<context_state>& context);
+    /// Another reactor has read events for this one. Thread-safe.
+    void mail() noexcept;
+    void forget(async_source& source) noexcept { std::erase(event_sources_, &source); }
+    const auto& pumps() const noexcept { return pumps_; }
+    /// Everything of this context ends, after the batch.
+    void device_lost(const context_state& context) noexcept;
     reactor_stats stats() const noexcept;
 
     /// Whether the calling thread may use what is bound to this reactor: the one that runs it, or any before that.
@@ -103,6 +112,8 @@ class reactor_core {
     std::optional<time_point> next_wake();
     attached_queue* attachment_of(const completion_queue_state& queue) const noexcept;
     result<void> watch_channel(completion_pump& pump);
+    /// The one source of this context here; it lives as long as somebody holds it.
+    result<std::shared_ptr<async_source>> share_events(const std::shared_ptr<context_state>& context, const char* verb);
 
     struct stray_completion {
         std::shared_ptr<const std::function<void(const work_completion&)>> take;
@@ -115,13 +126,15 @@ class reactor_core {
     std::unique_ptr<wait_backend> backend_;
     std::vector<std::unique_ptr<completion_pump>> pumps_;
     std::vector<completion_queue_state*> failed_queues_;
+    std::vector<async_source*> event_sources_;
     std::atomic<const void*> owner_{nullptr};
     std::vector<stray_completion> strays_;
     list<readable_watch> readables_;
     time_point next_check_{};
     std::chrono::nanoseconds check_interval_;
 
-    std::atomic<bool> posted_waiting_{false};
+    std::atomic<bool> posted_waiting_{false}; ///< functions, or mail
+    std::atomic<bool> mail_waiting_{false};
     std::atomic<bool> stopping_{false};
     std::mutex posted_mutex_; ///< guards the two below
     std::vector<std::function<void()>> posted_;

@@ -45,6 +45,8 @@ class receiver_core {
     void queue_gone() noexcept;
     void reactor_gone() noexcept;
     bool uses(const completion_queue_state& queue) const noexcept;
+    /// Null on a queue pair.
+    const shared_receive_queue_state* shared_queue() const noexcept { return srq_; }
     /// Batched queue pairs: posts the buffers that came back.
     void post_returned() noexcept;
 

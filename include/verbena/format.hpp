@@ -2,6 +2,7 @@
 
 // How the library's types print with fmt. Including this header is what makes a program need fmt.
 
+#include <verbena/async_event.hpp>
 #include <verbena/error.hpp>
 #include <verbena/log.hpp>
 #include <verbena/reactor.hpp>
@@ -32,6 +33,44 @@ constexpr const char* name_of(log_level level) noexcept {
     case log_level::info: return "info";
     case log_level::warning: return "warning";
     case log_level::error: return "error";
+    }
+    return "unknown";
+}
+
+constexpr const char* name_of(async_event_kind kind) noexcept {
+    switch (kind) {
+    case async_event_kind::completion_queue_error: return "completion queue error";
+    case async_event_kind::queue_pair_fatal: return "queue pair fatal";
+    case async_event_kind::queue_pair_request_error: return "queue pair request error";
+    case async_event_kind::queue_pair_access_error: return "queue pair access error";
+    case async_event_kind::communication_established: return "communication established";
+    case async_event_kind::send_queue_drained: return "send queue drained";
+    case async_event_kind::path_migrated: return "path migrated";
+    case async_event_kind::path_migration_error: return "path migration error";
+    case async_event_kind::device_fatal: return "device fatal";
+    case async_event_kind::port_active: return "port active";
+    case async_event_kind::port_error: return "port error";
+    case async_event_kind::lid_change: return "LID change";
+    case async_event_kind::pkey_change: return "P_Key change";
+    case async_event_kind::subnet_manager_change: return "subnet manager change";
+    case async_event_kind::shared_receive_queue_error: return "shared receive queue error";
+    case async_event_kind::shared_receive_queue_limit: return "shared receive queue limit";
+    case async_event_kind::last_receive_taken: return "last receive taken";
+    case async_event_kind::client_reregister: return "client reregister";
+    case async_event_kind::gid_change: return "GID change";
+    case async_event_kind::work_queue_fatal: return "work queue fatal";
+    }
+    return "unknown";
+}
+
+constexpr const char* name_of(async_element element) noexcept {
+    switch (element) {
+    case async_element::device: return "device";
+    case async_element::port: return "port";
+    case async_element::queue_pair: return "queue pair";
+    case async_element::completion_queue: return "completion queue";
+    case async_element::shared_receive_queue: return "shared receive queue";
+    case async_element::work_queue: return "work queue";
     }
     return "unknown";
 }
@@ -405,6 +444,29 @@ template <>
 struct fmt::formatter<verbena::receiver> : verbena::detail::plain_formatter {
     auto format(const verbena::receiver& receiver, fmt::format_context& context) const {
         return fmt::format_to(context.out(), "receiver({})", receiver.stats());
+    }
+};
+
+template <>
+struct fmt::formatter<verbena::async_event_kind> : verbena::detail::plain_formatter {
+    auto format(verbena::async_event_kind kind, fmt::format_context& context) const {
+        return fmt::format_to(context.out(), "{}", verbena::detail::name_of(kind));
+    }
+};
+
+template <>
+struct fmt::formatter<verbena::async_element> : verbena::detail::plain_formatter {
+    auto format(verbena::async_element element, fmt::format_context& context) const {
+        return fmt::format_to(context.out(), "{}", verbena::detail::name_of(element));
+    }
+};
+
+template <>
+struct fmt::formatter<verbena::async_event> : verbena::detail::plain_formatter {
+    auto format(const verbena::async_event& event, fmt::format_context& context) const {
+        const auto out = fmt::format_to(context.out(), "event({}, {}", event.kind, event.element);
+        if (event.element == verbena::async_element::device) return fmt::format_to(out, ")");
+        return fmt::format_to(out, " {})", event.number);
     }
 };
 

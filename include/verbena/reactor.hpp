@@ -1,5 +1,6 @@
 #pragma once
 
+#include <verbena/async_event.hpp>
 #include <verbena/detail/ready.hpp>
 #include <verbena/detail/root.hpp>
 #include <verbena/detail/timer.hpp>
@@ -167,7 +168,7 @@ class VERBENA_API reactor {
 
     /// Polls the queue from now on, into `slots`, which must stay until it is detached; several queues may share them.
     /// `attached`: it belongs to a reactor already; `invalid_argument`: no slots, a queue without a channel under a
-    /// policy that parks, or a channel that another reactor has.
+    /// policy that parks, or a channel that another reactor has; `device_removed`.
     result<void> attach(const completion_queue& queue, std::span<poll_slot> slots, const attach_options& options = {});
     /// Quiesces every queue pair of the queue, whose operations end with `connection_reset`, and lets it go.
     result<void> detach(const completion_queue& queue);
@@ -199,6 +200,11 @@ class VERBENA_API reactor {
     }
     yield_operation yield() noexcept { return yield_operation(core_.get()); }
     readable_operation wait_readable(int fd) noexcept { return {core_.get(), fd}; }
+
+    /// The asynchronous events of a context from now on, also if no queue of it is attached, and if other reactors get
+    /// them too. What was raised while nobody had a stream or an attached queue comes to the first who has.
+    /// Errors: `device_removed`, `invalid_argument` for an empty context, `wrong_thread`.
+    result<event_stream> events(const context& context);
 
     reactor_stats stats() const noexcept;
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <verbena/async_event.hpp>
 #include <verbena/event.hpp>
 #include <verbena/reactor.hpp>
 #include <verbena/receiver.hpp>

@@ -178,6 +178,34 @@ void control::write_late(bool on) {
     device_->control.write_late = on;
 }
 
+void control::raise(int event, ibv_cq* cq) {
+    const locked guard(*device_);
+    auto& queue = of(*device_, cq);
+    device_->raise(static_cast<ibv_event_type>(event), cq->context, cq, queue.generated_async);
+}
+
+void control::raise(int event, ibv_qp* qp) {
+    const locked guard(*device_);
+    auto* q = static_cast<queue_pair*>(qp);
+    if (!usable(q) || q->dev != device_) throw std::invalid_argument("not a queue pair of this device");
+    device_->raise(static_cast<ibv_event_type>(event), qp->context, qp, q->generated_async);
+}
+
+void control::raise(int event, ibv_srq* srq) {
+    const locked guard(*device_);
+    auto* s = static_cast<shared_queue*>(srq);
+    if (!usable(s) || s->dev != device_) throw std::invalid_argument("not a shared receive queue of this device");
+    device_->raise(static_cast<ibv_event_type>(event), srq->context, srq, s->generated_async);
+}
+
+void control::raise(int event, std::uint8_t port) {
+    const locked guard(*device_);
+    std::uint32_t never_acked = 0;
+    for (open_context* c : device_->contexts)
+        device_->raise(static_cast<ibv_event_type>(event), &c->context,
+                       reinterpret_cast<void*>(static_cast<std::uintptr_t>(port)), never_acked);
+}
+
 void control::remove() {
     const locked guard(*device_);
     device_->remove();

@@ -183,6 +183,7 @@ result<queue_pair> queue_pair::create(const protection_domain& domain, const que
     }
 
     ibv_qp_init_attr init{};
+    init.qp_context = detail::fresh_identity();
     init.send_cq = setup.send_cq->native;
     init.recv_cq = setup.recv_cq->native;
     init.srq = setup.srq ? setup.srq->native : nullptr;

@@ -64,6 +64,7 @@ result<shared_receive_queue> shared_receive_queue::create(const protection_domai
     if (checked) checked = check_size("max_sge", options.max_sge, device.attributes.max_srq_sge, device.name);
     if (!checked) return checked.error();
     ibv_srq_init_attr attributes{};
+    attributes.srq_context = detail::fresh_identity();
     attributes.attr.max_wr = options.max_wr;
     attributes.attr.max_sge = options.max_sge;
     auto native = detail::check_pointer(verb, [&] { return ibv_create_srq(state->domain->native, &attributes); });

@@ -20,13 +20,24 @@
 
 namespace verbena::detail {
 
+class async_source;
 class reactor_core;
 class receiver_core;
+
+/// Names an object in its verbs object's context pointer, and never another one of this process.
+inline void* fresh_identity() noexcept {
+    static std::atomic<std::uintptr_t> last{0};
+    return reinterpret_cast<void*>(++last);
+}
 
 struct context_state {
     ibv_context* native = nullptr; ///< its async_fd is non-blocking
     ibv_device_attr attributes{};
     std::string name;
+
+    std::atomic<bool> lost{false}; ///< the device is gone: no event is fetched any more
+    std::mutex events_mutex;       ///< guards the reading of events, the list below, and the mail of who is in it
+    std::vector<async_source*> event_sources; ///< of all reactors
 
     context_state() = default;
     context_state(const context_state&) = delete;

@@ -15,6 +15,7 @@
 struct ibv_context;
 struct ibv_cq;
 struct ibv_qp;
+struct ibv_srq;
 
 namespace verbena::sim {
 
@@ -143,6 +144,14 @@ class control {
     /// The device writes into receive and read buffers at the last moment it may: when it delivers the completion, and
     /// until then the buffer holds junk. A flushed or purged request's buffer gets junk at that moment.
     VERBENA_SIM_API void write_late(bool on);
+
+    /// Puts an asynchronous event, an `ibv_event_type`, into the descriptor of the element's context. Nothing else
+    /// happens: a QP_FATAL leaves the queue pair as it is.
+    VERBENA_SIM_API void raise(int event, ibv_cq* cq);
+    VERBENA_SIM_API void raise(int event, ibv_qp* qp);
+    VERBENA_SIM_API void raise(int event, ibv_srq* srq);
+    /// Of a port, or of the device, in every context that is open.
+    VERBENA_SIM_API void raise(int event, std::uint8_t port = 0);
 
     /// Every context that is open loses its device: descriptors become readable with POLLERR, commands fail with EIO,
     /// destructions succeed, IBV_EVENT_DEVICE_FATAL is raised, no work request completes. It is not listed until
