@@ -119,6 +119,7 @@ void event_wait::wait(std::coroutine_handle<> waiting) noexcept { wait_in(stream
 result<async_event> event_wait::finish() {
     if (misused_) return error(errc::wrong_thread, "event_stream::next");
     finished_ = true;
+    if (cancelled() != errc{}) return error(cancelled(), "event_stream::next");
     if (woken()) stream_->keep_promise();
     if ((woken() || entitled_) && !stream_->empty()) return stream_->take_front();
     return stream_->end_error();

@@ -86,15 +86,13 @@ class queue_pair_core {
     bool awaited() const noexcept { return !flushes_.empty() || !drains_.empty(); }
     /// The device takes no more from the shared receive queue for this queue pair.
     void note_last_wqe() noexcept;
+    bool last_wqe() const noexcept { return last_wqe_; }
     /// One of `flushed` was, and no failure is known. With two completion queues that may lie in the other one still.
     void look_for_cause(const work_queue& flushed) noexcept;
     /// A completion of this queue pair failed. Acts later, in `attend`, when the batch has been read.
     void note_failure(std::error_code code, std::uint32_t vendor_error) noexcept;
     /// A completion queue of it cannot be polled any more.
     void lose_queue(std::error_code cause) noexcept;
-    /// It has failed and takes no more receives from its shared queue: the device has said so.
-    void note_last_wqe() noexcept { last_wqe_ = true; }
-    bool last_wqe() const noexcept { return last_wqe_; }
     void want_attention() noexcept;
     void want_flush() noexcept;
     /// After a batch: reacts to a failure, posts what waited for room, ends flushes.
