@@ -739,6 +739,12 @@ bool queue_pair_core::submit(drain_state& drain) noexcept {
         drain.outcome_ = failed_with(errc::wrong_thread, "drain");
         return false;
     }
+    // One that only receives, through a shared queue, has not met its reactor yet.
+    if (reactor_ == nullptr && native_ != nullptr && !quiesced_ && usage_ != usage::by_hand)
+        if (auto refused = bind(); refused && refused->code == make_code(errc::wrong_thread)) {
+            drain.outcome_ = *refused;
+            return false;
+        }
     if (reactor_ == nullptr && native_ != nullptr && !quiesced_) {
         failed_ = quiesced_ = true;
         root_cause_ = make_code(errc::closed);

@@ -397,7 +397,19 @@ TEST_CASE("the first of several waits wins, and nothing that another was given i
             const auto second = co_await again.wait();
             CHECK(second == 0);
             CHECK(permits.try_acquire());
-            CHECK(log.successes == 1);
+            event.reset();
+            // The event is first, and the message is given to the race all the same before it goes on.
+            l.control.hold(l.receives());
+            co_await exchange_into(l, log);
+            auto third = scope.spawn(race());
+            l.reactor.post([&] {
+                event.set();
+                l.control.release(l.receives());
+            });
+            const auto last = co_await third.wait();
+            CHECK(last == 0);
+            auto message = co_await inbox.next();
+            CHECK(message.has_value());
             event.reset();
             auto timed = co_await vb::with_timeout(vb::when_any(event.wait(), inbox.next()), 1ms);
             CHECK((!timed && timed.error() == vb::errc::timed_out));
