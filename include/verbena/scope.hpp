@@ -108,8 +108,8 @@ class VERBENA_API scope {
     /// - In flight together: any number; the first to go on gets the exception.
     /// - Buffer lifetime: none; the scope must outlive the wait.
     /// - Errors: the first exception of a child in the order in which they ended; the others are dropped.
-    /// - Stopping: a stop of the task that joins reaches the children, and the join waits for their ends; a limit on the
-    ///   join alone (`with_timeout(connections.join(), …)`) ends just that.
+    /// - Stopping: a stop of the task that joins reaches the children, and the join waits for their ends; a limit on
+    ///   the join alone (`with_timeout(connections.join(), …)`) ends just that.
     /// - Cancel safety: class 2; ending or destroying a join leaves the children running.
     /// - Reactor-bound.
     join_operation join() noexcept;

@@ -122,10 +122,10 @@ class [[nodiscard]] task_awaiter {
 /// - Buffer lifetime: its parameters and locals live in its frame, until the `co_await` expression ends. The captures
 ///   of a lambda do not: the lambda must live as long (see `scope::spawn`).
 /// - Errors: exceptions of the body; `std::bad_alloc` of the call that makes the frame (operator new).
-/// - Stopping: once it was told to stop (`with_timeout`, `with_stop`, `scope::request_stop`), the operation it waits for
-///   ends early, and so does, at once and without having posted anything, each that it awaits afterwards, in the tasks
-///   that it awaits, too: with `timed_out` or `stopped` where there is a result, else by `std::system_error`. It goes
-///   on to its end by itself.
+/// - Stopping: once it was told to stop (`with_timeout`, `with_stop`, `scope::request_stop`), the operation it waits
+///   for ends early, and so does, at once and without having posted anything, each that it awaits afterwards, in the
+///   tasks that it awaits, too: with `timed_out` or `stopped` where there is a result, else by `std::system_error`. It
+///   goes on to its end by itself.
 /// - Cancel safety: destroying a suspended task destroys its frame and those of all that it awaits, innermost first,
 ///   each by the rule of what it awaits. A task must not be destroyed while it runs, that is by itself or by anything
 ///   it calls, nor while one that it awaits runs.
