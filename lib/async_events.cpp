@@ -61,6 +61,8 @@ bool event_stream_core::on_thread() const noexcept {
     return !source_ || source_->reactor() == nullptr || source_->reactor()->on_thread();
 }
 
+error event_stream_core::misuse(const char* verb) const { return source_->reactor()->refused(verb); }
+
 void event_stream_core::push(const async_event& event) {
     if (events_.size() == event_stream::capacity) {
         events_.pop_front();
@@ -89,7 +91,8 @@ void event_stream_core::end(errc cause) noexcept {
 }
 
 void event_stream_core::close() noexcept {
-    if (!on_thread()) broken_rule("an event stream was destroyed on another thread than the one that runs its reactor");
+    if (!on_thread() && !source_->reactor()->process.forked())
+        broken_rule("an event stream was destroyed on another thread than the one that runs its reactor");
     end(errc::closed);
     source_.reset();
 }
@@ -117,7 +120,7 @@ bool event_wait::take() noexcept {
 void event_wait::wait(std::coroutine_handle<> waiting) noexcept { wait_in(stream_->waiters(), waiting); }
 
 result<async_event> event_wait::finish() {
-    if (misused_) return error(errc::wrong_thread, "event_stream::next");
+    if (misused_) return stream_->misuse("event_stream::next");
     finished_ = true;
     if (cancelled() != errc{}) return error(cancelled(), "event_stream::next");
     if (woken()) stream_->keep_promise();
@@ -146,7 +149,7 @@ result<void> async_source::start(wait_backend& backend) {
 
 /// Once the mutex is free, no other thread knows of this source.
 void async_source::leave() noexcept {
-    {
+    if (!context_->process.forked()) { // where nobody would unlock it if another thread held it
         const std::lock_guard lock(context_->events_mutex);
         std::erase(context_->event_sources, this);
     }

@@ -24,6 +24,7 @@ class event_stream_core : public list_node, public std::enable_shared_from_this<
 
     std::uint64_t dropped() const noexcept { return dropped_; }
     bool on_thread() const noexcept;
+    error misuse(const char* verb) const;
 
     void push(const async_event& event);
     void add_dropped(std::uint64_t count) noexcept { dropped_ += count; }

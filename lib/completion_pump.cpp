@@ -16,7 +16,8 @@ namespace {
 constexpr std::uint32_t ack_batch = 64;
 
 void pay_acks(completion_queue_state& queue) noexcept {
-    if (queue.unacked_events > 0) ibv_ack_cq_events(queue.native, std::exchange(queue.unacked_events, 0));
+    if (queue.unacked_events > 0 && !queue.process.forked())
+        ibv_ack_cq_events(queue.native, std::exchange(queue.unacked_events, 0));
 }
 
 } // namespace
@@ -215,7 +216,7 @@ void completion_pump::ready(unsigned events) noexcept {
 }
 
 void completion_pump::take_all_events() noexcept {
-    if (!channel_) return;
+    if (!channel_ || channel_->context->process.forked()) return;
     while (take_event()) {}
     for (const auto& queue : queues_) pay_acks(queue->queue());
 }

@@ -96,7 +96,8 @@ queue_pair_core::queue_pair_core(queue_pair_setup setup, ibv_qp* native) noexcep
 
 queue_pair_core::~queue_pair_core() {
     if (reactor_ != nullptr) {
-        if (!reactor_->on_thread()) fatal("a queue pair was destroyed on a thread that its reactor does not run on");
+        if (!reactor_->on_thread_or_forked())
+            fatal("a queue pair was destroyed on a thread that its reactor does not run on");
         quiesce(make_code(errc::closed));
         unbind();
     }
@@ -106,6 +107,7 @@ queue_pair_core::~queue_pair_core() {
 void queue_pair_core::destroy() noexcept {
     if (std::exchange(destroyed_, true)) return;
     if (receiver_ != nullptr) std::exchange(receiver_, nullptr)->queue_gone();
+    if (process_.forked()) return; // with its room: another thread may have held the mutex of a completion queue
     if (native_ != nullptr) {
         const auto destroyed = check_errno_value("ibv_destroy_qp", [this] { return ibv_destroy_qp(native_); });
         if (!destroyed && destroyed.error().code() != system_code(EIO))
@@ -155,7 +157,7 @@ std::optional<completion_outcome> queue_pair_core::bind() noexcept {
     if (setup_.srq && !setup_.srq->belongs_to(sends->reactor()))
         return failed_with(errc::invalid_argument, "await",
                            "the shared receive queue belongs to another reactor than the receive completion queue");
-    if (!sends->reactor().on_thread()) return failed_with(errc::wrong_thread, "await");
+    if (!sends->reactor().on_thread()) return failed_with(errc::wrong_thread, "await", sends->reactor().refusal());
     if (setup_.send_cq->failed.load() || setup_.recv_cq->failed.load())
         return failed_with(errc::queue_failed, "await", "nothing is heard of the completion queue any more");
     reactor_ = &sends->reactor();
@@ -204,7 +206,7 @@ std::optional<completion_outcome> queue_pair_core::admit(const work_request* req
         if (quiesced_ && setup_.send_cq->attachment.load() != nullptr) return fallen();
         if (auto refused = bind()) return refused;
     } else if (!reactor_->on_thread()) {
-        return failed_with(errc::wrong_thread, "await");
+        return failed_with(errc::wrong_thread, "await", reactor_->refusal());
     }
     if (failed_ || noted_) return fallen();
     const bool receives = requests->kind == work_kind::recv;
@@ -432,6 +434,7 @@ void queue_pair_core::cancel(operation_state& operation, errc cause) noexcept {
         return;
     }
     if (operation.phase_ != operation_phase::posted) return;
+    if (process_.forked()) return quiesce(make_code(cause));
     reactor_->sweep(*setup_.send_cq);
     reactor_->sweep(*setup_.recv_cq);
     if (operation.phase_ != operation_phase::posted) return; // its completion was there
@@ -442,7 +445,7 @@ void queue_pair_core::cancel(operation_state& operation, errc cause) noexcept {
 }
 
 void queue_pair_core::leave(operation_state& operation) noexcept {
-    if (!reactor_->on_thread())
+    if (!reactor_->on_thread_or_forked())
         fatal("a coroutine was destroyed, while its work request was outstanding, on a thread that its reactor does "
               "not run on");
     if (withdraw(operation)) return;
@@ -457,7 +460,7 @@ bool queue_pair_core::submit(flush_state& flush) noexcept {
     if (reactor_ == nullptr || !reactor_->on_thread()) {
         // Without a reactor nothing was ever awaited, so nothing is owed.
         if (reactor_ != nullptr)
-            flush.outcome_ = failed_with(errc::wrong_thread, "flushed");
+            flush.outcome_ = failed_with(errc::wrong_thread, "flushed", reactor_->refusal());
         else if (quiesced_)
             flush.outcome_ = fallen();
         return false;
@@ -536,7 +539,7 @@ result<void> queue_pair_core::send_detached(const work_request& request, pool_to
 }
 
 result<void> queue_pair_core::post_by_hand(const work_request& request, std::uint64_t wr_id) noexcept {
-    if (native_ == nullptr) return error(errc::closed, "post");
+    if (auto checked = usable("post"); !checked) return checked;
     if (usage_ == usage::awaited || receiver_ != nullptr)
         return error(errc::in_use, "post").with_note("the queue pair's operations are awaited");
     if (const char* mistake = mistake_in(request)) return error(errc::invalid_argument, "post").with_note(mistake);
@@ -702,7 +705,7 @@ void queue_pair_core::quiesce(std::error_code cause) noexcept {
     noted_ = false;
     failed_ = true;
     quiesced_ = true;
-    if (native_ != nullptr) {
+    if (native_ != nullptr && !process_.forked()) {
         to_error_state();
         take_from_device();
     }
@@ -735,8 +738,8 @@ void queue_pair_core::note_last_wqe() noexcept {
 }
 
 bool queue_pair_core::submit(drain_state& drain) noexcept {
-    if (reactor_ != nullptr && !reactor_->on_thread()) {
-        drain.outcome_ = failed_with(errc::wrong_thread, "drain");
+    if (process_.forked() || (reactor_ != nullptr && !reactor_->on_thread())) {
+        drain.outcome_ = failed_with(errc::wrong_thread, "drain", process_.forked() ? fork_note : reactor_->refusal());
         return false;
     }
     // One that only receives, through a shared queue, has not met its reactor yet.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "process.hpp"
 #include "verbs/states.hpp"
 #include "work_queue.hpp"
 
@@ -64,6 +65,12 @@ class queue_pair_core {
     void set_local(const verbena::endpoint& local) noexcept { setup_.local = local; }
     void set_connected() noexcept { connected_ = true; }
     bool failed() const noexcept { return failed_; }
+    /// Whether a verb may be called on it: not `closed`, and of this process.
+    result<void> usable(const char* verb) const {
+        if (native_ == nullptr) return error(errc::closed, verb);
+        if (process_.forked()) return fork_error(verb);
+        return {};
+    }
     /// How operations that fall with the queue pair end.
     completion_outcome fallen() const noexcept;
 
@@ -138,6 +145,7 @@ class queue_pair_core {
     void take_from_device() noexcept;
     work_queue& queue_of(const operation_state& operation) noexcept;
 
+    const process_mark process_;
     queue_pair_setup setup_;
     ibv_qp* native_;
     reactor_core* reactor_ = nullptr;

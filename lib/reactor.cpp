@@ -20,13 +20,17 @@ void sleep_state::cancel(errc why, list<ready_node>& woken) noexcept {
 
 bool sleep_operation::awaiter::await_ready() const noexcept { return until_ <= reactor->clock().now(); }
 void sleep_operation::awaiter::await_suspend(std::coroutine_handle<> waiting) noexcept {
-    if (!reactor->on_thread()) detail::broken_rule("sleep_for was awaited on another thread than its reactor's");
+    if (!reactor->on_thread())
+        detail::broken_rule(reactor->process.forked() ? "sleep_for was awaited in a fork of its reactor's process"
+                                                      : "sleep_for was awaited on another thread than its reactor's");
     continuation = waiting;
     reactor->timers.add(*this, until_);
 }
 
 void yield_operation::awaiter::await_suspend(std::coroutine_handle<> waiting) noexcept {
-    if (!reactor->on_thread()) detail::broken_rule("yield was awaited on another thread than its reactor's");
+    if (!reactor->on_thread())
+        detail::broken_rule(reactor->process.forked() ? "yield was awaited in a fork of its reactor's process"
+                                                      : "yield was awaited on another thread than its reactor's");
     continuation = waiting;
     reactor->ready.push(*this);
 }
@@ -35,16 +39,21 @@ readable_operation::awaiter::awaiter(detail::reactor_core* reactor, int fd) noex
 readable_operation::awaiter::~awaiter() {
     if (watch_ && watch_->linked()) (void)reactor_->unwatch(*watch_).has_value();
 }
-void readable_operation::awaiter::await_suspend(std::coroutine_handle<> waiting) {
-    if (!reactor_->on_thread()) detail::broken_rule("wait_readable was awaited on another thread than its reactor's");
+bool readable_operation::awaiter::await_suspend(std::coroutine_handle<> waiting) {
+    if (!reactor_->on_thread()) {
+        if (reactor_->process.forked()) return false;
+        detail::broken_rule("wait_readable was awaited on another thread than its reactor's");
+    }
     continuation = waiting;
     watch_ = std::make_unique<detail::readable_watch>(*this, reactor_->ready, fd_);
     reactor_->watch_readable(*watch_);
+    return true;
 }
 void readable_operation::awaiter::cancel(errc cause, detail::list<detail::ready_node>&) noexcept {
     if (watch_) watch_->end(error(cause, "reactor::wait_readable"));
 }
 result<void> readable_operation::awaiter::await_resume() {
+    if (!watch_) return detail::fork_error("reactor::wait_readable");
     const auto removed = reactor_->unwatch(*watch_);
     return watch_->outcome() ? removed : watch_->outcome();
 }

@@ -82,7 +82,7 @@ reactor_core::reactor_core(const reactor_options& options, std::unique_ptr<clock
       check_interval_(options.safety_repoll) {}
 
 reactor_core::~reactor_core() {
-    if (!on_thread()) broken_rule("a reactor was destroyed on another thread than the one that runs it");
+    if (!on_thread_or_forked()) broken_rule("a reactor was destroyed on another thread than the one that runs it");
     // Before their queue pairs fail: that the reactor is gone is what they are to report.
     while (!receivers.empty()) receivers.pop_front().receiver->reactor_gone();
     while (!pairs.empty()) {
@@ -105,13 +105,15 @@ reactor_core::~reactor_core() {
 
 reactor_core* reactor_core::here() noexcept { return running_here; }
 
-const void* reactor_core::this_thread() noexcept {
-    static thread_local const char token = 0;
-    return &token;
+void reactor_core::leave_to_parent() noexcept {
+    if (running_here == nullptr) return;
+    ready_queue& ready = running_here->ready;
+    while (!ready.empty()) ready.forget_first();
+    running_here = nullptr;
 }
 
 result<void> reactor_core::start() {
-    if (!on_thread()) return error(errc::wrong_thread, "reactor::run").with_note("another thread runs this reactor");
+    if (!on_thread()) return refused("reactor::run");
     if (backend_) return {};
     auto backend = given_ ? result<std::unique_ptr<wait_backend>>(std::move(given_)) : make_backend();
     if (!backend) return std::move(backend).error();
@@ -127,7 +129,7 @@ result<void> reactor_core::start() {
             return watching;
         }
     readables_.for_each([this](readable_watch& wait) { watch_readable(wait); });
-    owner_.store(this_thread(), std::memory_order_relaxed);
+    owner_.store(number_thread(), std::memory_order_relaxed);
     counters.backend = backend_->name();
     waker_.store(backend_.get());
     stops->open(*backend_);
@@ -153,8 +155,9 @@ result<std::shared_ptr<async_source>> reactor_core::share_events(const std::shar
 
 result<std::shared_ptr<event_stream_core>> reactor_core::events(const std::shared_ptr<context_state>& context) {
     constexpr auto verb = "reactor::events";
-    if (!on_thread()) return error(errc::wrong_thread, verb);
+    if (!on_thread()) return refused(verb);
     if (!context) return error(errc::invalid_argument, verb).with_note("an empty context");
+    if (context->process.forked()) return fork_error(verb);
     auto source = share_events(context, verb);
     if (!source) return std::move(source).error();
     return std::make_shared<event_stream_core>(std::move(source).value());
@@ -197,8 +200,9 @@ attached_queue* reactor_core::attachment_of(const completion_queue_state& queue)
 result<void> reactor_core::attach(std::shared_ptr<completion_queue_state> queue, std::span<poll_slot> slots,
                                   const attach_options& options) {
     constexpr auto verb = "reactor::attach";
-    if (!on_thread()) return error(errc::wrong_thread, verb);
+    if (!on_thread()) return refused(verb);
     if (!queue) return error(errc::invalid_argument, verb).with_note("an empty completion queue");
+    if (queue->process.forked()) return fork_error(verb);
     if (slots.empty()) return error(errc::invalid_argument, verb).with_note("no poll slots");
     if (!queue->channel && options_.wait.parks())
         return error(errc::invalid_argument, verb)
@@ -236,7 +240,7 @@ result<void> reactor_core::attach(std::shared_ptr<completion_queue_state> queue,
 
 result<void> reactor_core::detach(completion_queue_state& queue) {
     constexpr auto verb = "reactor::detach";
-    if (!on_thread()) return error(errc::wrong_thread, verb);
+    if (!on_thread()) return refused(verb);
     attached_queue* attached = attachment_of(queue);
     if (attached == nullptr) return error(errc::not_attached, verb).with_note("not to this reactor");
     pairs.for_each([&](pair_link& link) {
@@ -256,6 +260,7 @@ result<void> reactor_core::detach(completion_queue_state& queue) {
 }
 
 void reactor_core::sweep(completion_queue_state& queue) noexcept {
+    if (process.forked()) return;
     if (attached_queue* attached = attachment_of(queue)) attached->sweep();
 }
 
@@ -324,14 +329,18 @@ unsigned reactor_core::serve_posted() {
     const bool mail = mail_waiting_.exchange(false);
     if (mail)
         for (async_source* source : event_sources_) source->serve();
-    call_all(functions, [](auto& function) { function(); });
+    call_all(functions, [this](auto& function) {
+        if (!process.forked()) function();
+    });
     return static_cast<unsigned>(functions.size()) + (mail ? 1 : 0);
 }
 
 unsigned reactor_core::serve_strays() {
     if (strays_.empty()) return 0;
     const auto strays = std::exchange(strays_, {});
-    call_all(strays, [](const auto& stray) { (*stray.take)(stray.completion); });
+    call_all(strays, [this](const auto& stray) {
+        if (!process.forked()) (*stray.take)(stray.completion);
+    });
     return static_cast<unsigned>(strays.size());
 }
 
@@ -342,7 +351,8 @@ unsigned reactor_core::turn(unsigned budget) {
     settle();
     done += resume(budget);
     done += serve_strays();
-    done += serve_posted();
+    if (!process.forked()) done += serve_posted();
+    if (process.forked()) return done; // by what was called: the rest of the turn is the parent's
     if (stops->waiting()) done += stops->serve();
     done += serve_timers(budget);
     if (backend_->pending()) done += backend_->collect(collect_budget);
@@ -403,6 +413,7 @@ void reactor_core::run_until(root_base& root) {
     bool idle = false;
     time_point idle_since{};
     while (!root.done()) {
+        if (process.forked()) throw_error(refused("reactor::run"));
         if (stopping_.load() && stopping_.exchange(false)) throw_error(error(errc::stopped, "reactor::run"));
         if (turn(run_budget) > 0) {
             idle = false;
@@ -428,11 +439,13 @@ result<unsigned> reactor_core::poll(unsigned budget) {
 }
 
 void reactor_core::stop() noexcept {
+    if (process.forked()) return;
     stopping_.store(true);
     if (wait_backend* backend = waker_.load()) backend->wake();
 }
 
 void reactor_core::post(std::function<void()> function) {
+    if (process.forked()) return; // another thread may have held the mutex
     {
         const std::lock_guard lock(posted_mutex_);
         posted_.push_back(std::move(function));

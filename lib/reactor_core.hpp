@@ -4,6 +4,7 @@
 #include "clock.hpp"
 #include "completion_pump.hpp"
 #include "operation_table.hpp"
+#include "process.hpp"
 #include "queue_pair_core.hpp"
 #include "readable_watch.hpp"
 #include "receiver_core.hpp"
@@ -55,10 +56,18 @@ class reactor_core {
     reactor_stats stats() const noexcept;
 
     /// Whether the calling thread may use what is bound to this reactor: the one that runs it, or any before that.
+    /// In a child of fork(2) no thread has the number of the one that forked.
     bool on_thread() const noexcept {
-        const void* owner = owner_.load(std::memory_order_relaxed);
-        return owner == nullptr || owner == this_thread();
+        const auto owner = owner_.load(std::memory_order_relaxed);
+        return owner == thread_number() || (owner == nobody && !process.forked());
     }
+    /// Where it need not be an error: what is destroyed in a child of fork(2) is only forgotten there.
+    bool on_thread_or_forked() const noexcept { return on_thread() || process.forked(); }
+    /// Why `on_thread` says no.
+    const char* refusal() const noexcept { return process.forked() ? fork_note : "another thread runs this reactor"; }
+    error refused(const char* verb) const { return error(errc::wrong_thread, verb).with_note(refusal()); }
+    /// In a child of fork(2): what runs here resumes nobody any more.
+    static void leave_to_parent() noexcept;
     /// The one that runs, or has run last, on this thread; null: none.
     static reactor_core* here() noexcept;
     clock_source& clock() const noexcept { return *clock_; }
@@ -84,6 +93,7 @@ class reactor_core {
     /// The queue cannot be polled any more: everything on it ends, after the batch.
     void queue_failed(completion_queue_state& queue, errc cause) noexcept;
 
+    const process_mark process;
     operation_table table;
     ready_queue ready;
     timer_queue timers;
@@ -97,7 +107,8 @@ class reactor_core {
     const std::shared_ptr<stop_inbox> stops = std::make_shared<stop_inbox>();
 
   private:
-    static const void* this_thread() noexcept;
+    static constexpr std::uint64_t nobody = ~std::uint64_t{0};
+
     void stray(const ibv_wc& wc, attached_queue& from) noexcept;
     unsigned turn(unsigned budget);
     unsigned drain(unsigned budget) noexcept;
@@ -127,7 +138,7 @@ class reactor_core {
     std::vector<std::unique_ptr<completion_pump>> pumps_;
     std::vector<completion_queue_state*> failed_queues_;
     std::vector<async_source*> event_sources_;
-    std::atomic<const void*> owner_{nullptr};
+    std::atomic<std::uint64_t> owner_{nobody}; ///< a thread's number
     std::vector<stray_completion> strays_;
     list<readable_watch> readables_;
     time_point next_check_{};

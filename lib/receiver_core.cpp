@@ -1,6 +1,7 @@
 #include "receiver_core.hpp"
 
 #include "check.hpp"
+#include "process.hpp"
 #include "queue_pair_core.hpp"
 #include "reactor_core.hpp"
 
@@ -66,7 +67,8 @@ result<receiver_core*> receiver_core::create(reactor_core& reactor, std::shared_
                                              receiver_options options) {
     constexpr auto verb = "receiver::create";
     if (!srq) return error(errc::invalid_argument, verb).with_note("an empty shared receive queue");
-    if (!reactor.on_thread()) return error(errc::wrong_thread, verb);
+    if (srq->domain->context->process.forked()) return fork_error(verb);
+    if (!reactor.on_thread()) return reactor.refused(verb);
     if (srq->receiver != nullptr)
         return error(errc::in_use, verb).with_note("the shared receive queue has a receiver already");
     const std::uint32_t depth = options.depth == 0 ? srq->max_wr : options.depth;
@@ -218,8 +220,10 @@ void receiver_core::close() noexcept {
 
 void receiver_core::give_back(std::uint32_t slot) noexcept {
     if (!live() || ended_ || (pair_ != nullptr && pair_->failed())) return;
-    if (!reactor_->on_thread())
+    if (!reactor_->on_thread()) {
+        if (reactor_->process.forked()) return;
         broken_rule("a message was destroyed on another thread than the one that runs its reactor");
+    }
     if (pair_ != nullptr && pair_->setup().post_mode == post_mode::batched) {
         returned_.push_back(slot);
         pair_->want_flush();
@@ -234,8 +238,13 @@ bool receiver_core::take(next_state& next) noexcept {
         if (first_ == none) last_ = none;
         return true;
     }
-    if (reactor_ != nullptr && !reactor_->on_thread())
+    if (reactor_ != nullptr && !reactor_->on_thread()) {
+        if (reactor_->process.forked()) {
+            next.cause = errc::wrong_thread;
+            return true;
+        }
         broken_rule("receiver::next was awaited on another thread than the one that runs its reactor");
+    }
     return ended_ ? (next.ended = true) : false;
 }
 
@@ -294,6 +303,7 @@ namespace verbena {
 
 result<message> next_operation::awaiter::await_resume() {
     if (slot != none) return receiver->make_message(std::exchange(slot, none));
+    if (cause == errc::wrong_thread) return detail::fork_error("receiver::next");
     if (cause != errc{}) return error(cause, "receiver::next");
     return receiver->end();
 }

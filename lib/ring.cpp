@@ -1,6 +1,7 @@
 #include "ring.hpp"
 
 #include "check.hpp"
+#include "process.hpp"
 #include "waker.hpp"
 
 #include <verbena/detail/list.hpp>
@@ -106,6 +107,7 @@ class ring final : public wait_backend {
     void gather();
     unsigned deliver(unsigned budget);
 
+    const process_mark process_;
     io_uring ring_;
     waker waker_;
     std::deque<slot> slots_; // slots do not move while their watch is called
@@ -181,7 +183,7 @@ result<void> ring::remove(watch& w) {
     if (!w.watching()) return {};
     slot& s = slots_[slot_of(w)];
     result<void> answer;
-    if (s.state == arming::armed) answer = cancel(s);
+    if (s.state == arming::armed && !process_.forked()) answer = cancel(s);
     release(s);
     return answer;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "process.hpp"
 #include "wait_backend.hpp"
 
 #include <verbena/detail/limit.hpp>
@@ -15,6 +16,7 @@ class stop_inbox {
   public:
     /// Thread-safe; wakes the reactor. Does nothing when that is gone.
     void put(stop_node& node) noexcept {
+        if (process_.forked()) return;
         const std::lock_guard lock(mutex_);
         if (closed_ || node.linked()) return;
         nodes_.push_back(node);
@@ -22,7 +24,7 @@ class stop_inbox {
         if (backend_ != nullptr) backend_->wake();
     }
     void take_out(stop_node& node) noexcept {
-        const std::lock_guard lock(mutex_);
+        const auto lock = lock_here();
         node.unlink();
     }
 
@@ -32,7 +34,7 @@ class stop_inbox {
         backend_ = &backend;
     }
     void close() noexcept {
-        const std::lock_guard lock(mutex_);
+        const auto lock = lock_here();
         closed_ = true;
         backend_ = nullptr;
         while (!nodes_.empty()) nodes_.pop_front();
@@ -48,6 +50,10 @@ class stop_inbox {
     }
 
   private:
+    /// In a fork nobody would unlock it if another thread held it.
+    std::unique_lock<std::mutex> lock_here() noexcept {
+        return process_.forked() ? std::unique_lock<std::mutex>{} : std::unique_lock{mutex_};
+    }
     stop_node* next() noexcept {
         const std::lock_guard lock(mutex_);
         if (!nodes_.empty()) return &nodes_.pop_front();
@@ -55,6 +61,7 @@ class stop_inbox {
         return nullptr;
     }
 
+    const process_mark process_;
     std::mutex mutex_; ///< guards all but `waiting_`
     list<stop_node> nodes_;
     wait_backend* backend_ = nullptr;

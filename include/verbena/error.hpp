@@ -28,7 +28,7 @@ enum class errc {
     timed_out,            ///< a deadline passed
     stopped,              ///< a stop was requested
     device_removed,       ///< the device is gone: EIO, ENODEV, IBV_WC_FATAL_ERR
-    wrong_thread,         ///< a reactor-bound object was used from another thread
+    wrong_thread,         ///< a reactor-bound object was used from another thread, or any in a fork of its process
     queue_failed,         ///< the completion queue cannot be polled any more
     not_found,            ///< no such device, port or address
     peer_lost,            ///< the peer gave no sign of life: `queue_pair_options::keepalive`

@@ -133,7 +133,7 @@ class [[nodiscard]] readable_operation {
         VERBENA_API awaiter(detail::reactor_core* reactor, int fd) noexcept;
         VERBENA_API ~awaiter();
         bool await_ready() const noexcept { return false; }
-        VERBENA_API void await_suspend(std::coroutine_handle<> waiting);
+        VERBENA_API bool await_suspend(std::coroutine_handle<> waiting);
         VERBENA_API result<void> await_resume();
         static constexpr bool ends_singly = true;
         VERBENA_API void cancel(errc cause, detail::list<detail::ready_node>& woken) noexcept;
@@ -155,7 +155,8 @@ class [[nodiscard]] readable_operation {
 /// have completed, and sleeps on io_uring when there is nothing to do; on poll(2) where io_uring is forbidden.
 ///
 /// Until its first `run` or `poll` it belongs to its maker, one thread at a time; that call binds it to its thread.
-/// Afterwards everything but `post` and `stop` is reactor-bound.
+/// Afterwards everything but `post` and `stop` is reactor-bound. In a child of fork(2) it can be destroyed, and all else
+/// is refused as on a wrong thread; there `post` and `stop` do nothing.
 ///
 /// Destroying it takes every queue pair that awaits something from the device, and resumes nobody: the suspended frames
 /// stay with their owners, and what they await afterwards fails with `not_attached`.

@@ -252,6 +252,11 @@ void control::advance(std::chrono::nanoseconds by) {
     device_->later.advance(by);
 }
 
+std::uint64_t control::calls() const {
+    const locked guard(*device_);
+    return device_->calls;
+}
+
 sim::ledger control::ledger() const {
     const locked guard(*device_);
     auto counts = device_->counts;

@@ -33,6 +33,7 @@ void reach(device& d, point where, ibv_cq* cq, ibv_qp* qp) {
 
 std::optional<fault> fault_of(device& d, std::string_view verb) {
     const locked guard(d);
+    ++d.calls;
     auto& faults = d.control.faults;
     const auto [begin, end] = faults.equal_range(verb);
     std::optional<fault> strikes;

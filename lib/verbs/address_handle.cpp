@@ -25,11 +25,11 @@ result<std::shared_ptr<detail::address_handle_state>> create_native(const protec
 } // namespace
 
 detail::address_handle_state::~address_handle_state() {
-    if (native) destroy("ibv_destroy_ah", [&] { return ibv_destroy_ah(native); });
+    if (native) destroy(*domain->context, "ibv_destroy_ah", [&] { return ibv_destroy_ah(native); });
 }
 
 result<address_handle> address_handle::create(const protection_domain& domain, const address_vector& address) {
-    if (!domain) return detail::no_parent(verb, "protection domain");
+    if (auto checked = detail::check_parent(domain, verb, "protection domain"); !checked) return checked.error();
     auto port = domain.context().port(address.port);
     if (!port) return port.error();
     if (!address.destination && port->link == link_layer::ethernet)
@@ -61,7 +61,7 @@ result<address_handle> address_handle::create(const protection_domain& domain, c
 result<address_handle> address_handle::create(const protection_domain& domain, const work_completion& received,
                                               std::span<const std::byte> grh, std::uint8_t port) {
     constexpr auto init = "ibv_init_ah_from_wc";
-    if (!domain) return detail::no_parent(init, "protection domain");
+    if (auto checked = detail::check_parent(domain, init, "protection domain"); !checked) return checked.error();
     if (!received.is_receive())
         return error(errc::invalid_argument, init).with_note("the completion is not that of a successful receive");
     if (received.has_grh() && grh.size() < grh_bytes)

@@ -6,11 +6,12 @@
 namespace verbena {
 
 detail::completion_channel_state::~completion_channel_state() {
-    if (native) destroy("ibv_destroy_comp_channel", [&] { return ibv_destroy_comp_channel(native); });
+    if (native) destroy(*context, "ibv_destroy_comp_channel", [&] { return ibv_destroy_comp_channel(native); });
 }
 
 result<completion_channel> completion_channel::create(const verbena::context& context) {
-    if (!context) return detail::no_parent("ibv_create_comp_channel", "context");
+    if (auto checked = detail::check_parent(context, "ibv_create_comp_channel", "context"); !checked)
+        return checked.error();
     auto state = std::make_shared<detail::completion_channel_state>();
     state->context = detail::access::state(context);
     auto native = detail::check_pointer("ibv_create_comp_channel",

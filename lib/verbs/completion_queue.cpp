@@ -27,8 +27,8 @@ namespace detail {
 completion_queue_state::~completion_queue_state() {
     if (!native) return;
     // An event that was got and never acked would block the destruction for ever.
-    if (unacked_events != 0) ibv_ack_cq_events(native, unacked_events);
-    destroy("ibv_destroy_cq", [&] { return ibv_destroy_cq(native); });
+    if (unacked_events != 0 && !process.forked()) ibv_ack_cq_events(native, unacked_events);
+    destroy(*context, "ibv_destroy_cq", [&] { return ibv_destroy_cq(native); });
 }
 
 result<void> completion_queue_state::check_thread() const {
@@ -58,12 +58,14 @@ result<void> completion_queue_state::resize_locked(std::size_t entries) {
 }
 
 result<void> completion_queue_state::resize(std::size_t entries) {
+    if (process.forked()) return fork_error("ibv_resize_cq"); // another thread may have held the mutex
     const std::lock_guard lock(mutex);
     if (auto checked = check_thread(); !checked) return checked;
     return resize_locked(entries);
 }
 
 result<void> completion_queue_state::reserve(std::uint32_t entries) {
+    if (process.forked()) return fork_error("ibv_resize_cq");
     const std::lock_guard lock(mutex);
     if (auto checked = check_thread(); !checked) return checked;
     const auto wanted = std::size_t{reserved} + entries;
@@ -88,7 +90,7 @@ void completion_queue_state::release(std::uint32_t entries) noexcept {
 result<completion_queue> completion_queue::create(const verbena::context& context, std::size_t min_capacity,
                                                   const completion_queue_options& options) {
     constexpr auto verb = "ibv_create_cq";
-    if (!context) return detail::no_parent(verb, "context");
+    if (auto checked = detail::check_parent(context, verb, "context"); !checked) return checked.error();
     auto state = std::make_shared<detail::completion_queue_state>();
     state->context = detail::access::state(context);
     state->channel = detail::access::state(options.channel);
@@ -115,6 +117,7 @@ result<completion_queue> completion_queue::create(const verbena::context& contex
 result<polled_completions> completion_queue::poll(std::span<poll_slot> slots) const {
     constexpr auto verb = "ibv_poll_cq";
     if (!state_) return detail::no_parent(verb, "completion queue");
+    if (state_->process.forked()) return detail::fork_error(verb);
     if (attached()) return error(errc::attached, verb);
     // A negative answer is final: entries may have been consumed without being reported.
     if (state_->failed.load(std::memory_order_relaxed)) return error(errc::queue_failed, verb);

@@ -108,7 +108,7 @@ link_layer link_layer_of(std::uint8_t native) noexcept {
 
 namespace detail {
 context_state::~context_state() {
-    if (native) destroy("ibv_close_device", [&] { return ibv_close_device(native); });
+    if (native) destroy(*this, "ibv_close_device", [&] { return ibv_close_device(native); });
 }
 } // namespace detail
 
@@ -173,7 +173,7 @@ const ibv_device_attr& context::attributes() const noexcept { return state_->att
 ibv_context* context::native_handle() const noexcept { return state_ ? state_->native : nullptr; }
 
 result<port_attributes> context::port(std::uint8_t number) const {
-    if (!state_) return detail::no_parent("ibv_query_port", "context");
+    if (auto checked = detail::check_parent(*this, "ibv_query_port", "context"); !checked) return checked.error();
     if (number == 0 || number > state_->attributes.phys_port_cnt)
         return error(errc::not_found, "ibv_query_port")
             .with_note(fmt::format("{} has ports 1 to {}, not {}", name(), state_->attributes.phys_port_cnt, number));

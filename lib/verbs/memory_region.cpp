@@ -15,7 +15,7 @@ namespace {
 constexpr auto verb = "ibv_reg_mr";
 
 result<void> check_arguments(const protection_domain& domain, std::size_t bytes, access_flags access) {
-    if (!domain) return detail::no_parent(verb, "protection domain");
+    if (auto checked = detail::check_parent(domain, verb, "protection domain"); !checked) return checked;
     if (bytes == 0) return error(errc::invalid_argument, verb).with_note("there are no bytes to register");
     const bool remote_writes = (access & (access_flags::remote_write | access_flags::remote_atomic)) != access_flags{};
     if (remote_writes && !has(access, access_flags::local_write))
@@ -49,8 +49,9 @@ std::uint64_t big_endian(std::span<const std::byte> bytes) noexcept {
 } // namespace
 
 detail::memory_region_state::~memory_region_state() {
-    // Memory that a device may still write to is lost rather than freed.
-    if (native && !destroy("ibv_dereg_mr", [&] { return ibv_dereg_mr(native); })) return;
+    // Memory that a device may still write to is lost rather than freed. So is a fork's copy, which it may not have
+    // (MADV_DONTFORK).
+    if (native && !destroy(*domain->context, "ibv_dereg_mr", [&] { return ibv_dereg_mr(native); })) return;
     std::free(owned);
 }
 

@@ -6,11 +6,11 @@
 namespace verbena {
 
 detail::protection_domain_state::~protection_domain_state() {
-    if (native) destroy("ibv_dealloc_pd", [&] { return ibv_dealloc_pd(native); });
+    if (native) destroy(*context, "ibv_dealloc_pd", [&] { return ibv_dealloc_pd(native); });
 }
 
 result<protection_domain> protection_domain::create(const verbena::context& context) {
-    if (!context) return detail::no_parent("ibv_alloc_pd", "context");
+    if (auto checked = detail::check_parent(context, "ibv_alloc_pd", "context"); !checked) return checked.error();
     auto state = std::make_shared<detail::protection_domain_state>();
     state->context = detail::access::state(context);
     auto native = detail::check_pointer("ibv_alloc_pd", [&] { return ibv_alloc_pd(state->context->native); });

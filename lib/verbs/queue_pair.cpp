@@ -125,7 +125,7 @@ queue_pair::~queue_pair() = default;
 
 result<queue_pair> queue_pair::create(const protection_domain& domain, const queue_pair_options& options) {
     constexpr auto verb = "ibv_create_qp";
-    if (!domain) return detail::no_parent(verb, "protection domain");
+    if (auto checked = detail::check_parent(domain, verb, "protection domain"); !checked) return checked.error();
     const context device = domain.context();
     if (auto checked = check_options(options, device.attributes()); !checked) return std::move(checked).error();
     detail::queue_pair_setup setup;
@@ -224,7 +224,7 @@ endpoint queue_pair::endpoint() const noexcept { return core_->setup().local; }
 
 result<void> queue_pair::connect(const verbena::endpoint& remote, const connection_options& options) {
     constexpr auto verb = "queue_pair::connect";
-    if (core_->native() == nullptr) return error(errc::closed, verb);
+    if (auto checked = core_->usable(verb); !checked) return checked;
     const auto& setup = core_->setup();
     if (setup.type != queue_pair_type::rc || remote.type != queue_pair_type::rc)
         return invalid(verb, "both ends must be RC queue pairs; a UD queue pair is activated");
@@ -281,7 +281,7 @@ result<void> queue_pair::connect(const verbena::endpoint& remote, const connecti
 }
 
 result<void> queue_pair::activate(std::uint32_t qkey) {
-    if (core_->native() == nullptr) return error(errc::closed, "queue_pair::activate");
+    if (auto checked = core_->usable("queue_pair::activate"); !checked) return checked;
     const auto& setup = core_->setup();
     if (setup.type != queue_pair_type::ud)
         return invalid("queue_pair::activate", "only a UD queue pair is activated; an RC one is connected");
@@ -324,7 +324,7 @@ result<void> queue_pair::post(const work_request& request, std::uint64_t wr_id) 
 }
 
 result<queue_pair_state> queue_pair::state() const {
-    if (core_->native() == nullptr) return error(errc::closed, "ibv_query_qp");
+    if (auto checked = core_->usable("ibv_query_qp"); !checked) return checked.error();
     ibv_qp_attr attr{};
     ibv_qp_init_attr init{};
     auto asked = detail::check_errno_value("ibv_query_qp",

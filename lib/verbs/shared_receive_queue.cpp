@@ -21,7 +21,7 @@ result<void> check_size(const char* what, std::uint32_t size, int limit, const s
 } // namespace
 
 detail::shared_receive_queue_state::~shared_receive_queue_state() {
-    if (native) destroy("ibv_destroy_srq", [&] { return ibv_destroy_srq(native); });
+    if (native) destroy(*domain->context, "ibv_destroy_srq", [&] { return ibv_destroy_srq(native); });
     if (receiver) receiver->queue_gone();
 }
 
@@ -54,7 +54,7 @@ bool detail::shared_receive_queue_state::belongs_to(const reactor_core& candidat
 result<shared_receive_queue> shared_receive_queue::create(const protection_domain& domain,
                                                           const shared_receive_queue_options& options) {
     constexpr auto verb = "ibv_create_srq";
-    if (!domain) return detail::no_parent(verb, "protection domain");
+    if (auto checked = detail::check_parent(domain, verb, "protection domain"); !checked) return checked.error();
     auto state = std::make_shared<detail::shared_receive_queue_state>();
     state->domain = detail::access::state(domain);
     const auto& device = *state->domain->context;
@@ -84,6 +84,7 @@ std::uint32_t shared_receive_queue::max_sge() const noexcept { return state_->ma
 
 result<void> shared_receive_queue::arm_limit(std::uint32_t limit) const {
     if (!state_) return detail::no_parent("ibv_modify_srq", "shared receive queue");
+    if (state_->domain->context->process.forked()) return detail::fork_error("ibv_modify_srq");
     if (limit > state_->max_wr)
         return error(errc::invalid_argument, "ibv_modify_srq")
             .with_note(fmt::format("a limit of {} is above max_wr, {}", limit, state_->max_wr));

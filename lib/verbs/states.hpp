@@ -3,6 +3,8 @@
 // What the public handles share. Every state owns one verbs object and keeps the parents it needs alive, so that no
 // order of destruction can be wrong.
 
+#include "../process.hpp"
+
 #include <verbena/result.hpp>
 #include <verbena/verbs/buffer_pool.hpp>
 #include <verbena/verbs/completion.hpp>
@@ -31,6 +33,7 @@ inline void* fresh_identity() noexcept {
 }
 
 struct context_state {
+    const process_mark process;    ///< of all that is made on it
     ibv_context* native = nullptr; ///< its async_fd is non-blocking
     ibv_device_attr attributes{};
     std::string name;
@@ -104,6 +107,7 @@ class cq_attachment {
 };
 
 struct completion_queue_state {
+    const process_mark process;
     std::shared_ptr<context_state> context;
     std::shared_ptr<completion_channel_state> channel; ///< may be null
     ibv_cq* native = nullptr;                          ///< its cq_context is this state

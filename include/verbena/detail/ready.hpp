@@ -18,6 +18,7 @@ class ready_queue {
   public:
     void push(ready_node& node) noexcept { nodes_.push_back(node); }
     bool empty() const noexcept { return nodes_.empty(); }
+    void forget_first() noexcept { nodes_.pop_front(); }
     /// Puts all of `nodes`, in their order, behind what is here.
     void splice(list<ready_node>& nodes) noexcept { nodes_.splice(nodes); }
 

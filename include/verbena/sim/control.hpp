@@ -171,6 +171,10 @@ class control {
     VERBENA_SIM_API bool step();
     VERBENA_SIM_API void advance(std::chrono::nanoseconds by);
 
+    /// How many verbs have been called so far. Posts, polls, arms and the taking of events count once something above
+    /// has been asked for, until `reset`; acks do not count.
+    VERBENA_SIM_API std::uint64_t calls() const;
+
     VERBENA_SIM_API sim::ledger ledger() const;
     VERBENA_SIM_API void clear_ledger();
 

@@ -218,7 +218,7 @@ TEST_CASE("a limit that has struck already, or has no reactor, begins nothing") 
     }
 }
 
-TEST_CASE("a stop from another thread is never lost around parking") {
+TEST_CASE("a stop from another thread is never lost around parking", "[threads]") {
     const support::deadline limit(60s);
     for (const auto& name : devices()) {
         INFO(name);
