@@ -185,7 +185,7 @@ struct device {
     spin_lock lock; ///< guards all below and all objects
     scheduler later{lock};
     hooks control;
-    std::uint64_t calls = 0; ///< of `fault_of`
+    std::uint64_t calls = 0;       ///< of `fault_of`
     std::atomic<bool> slow{false}; ///< any control is in use; the fast path looks at nothing else
     bool listed = true;
 
