@@ -192,6 +192,7 @@ int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) {
     device& d = *q->dev;
     if (const auto f = fault_of(d, "ibv_modify_qp")) return answer(*f, convention::positive_errno);
     const locked guard(d);
+    d.spend(d.control.choices.verb_time);
     if (q->mute) return EIO;
     if ((mask & IBV_QP_STATE) != 0 && number_of(attr->qp_state) > IBV_QPS_ERR) return EINVAL;
     const auto from = q->attr.qp_state;
@@ -246,7 +247,7 @@ int ibv_destroy_qp(ibv_qp* qp) {
         d.retry_blocked(qp->qp_num);
         d.forget_async(qp->context, reinterpret_cast<std::uintptr_t>(qp), q->generated_async);
     }
-    wait_for_acks(qp->mutex, qp->cond, qp->events_completed, q->generated_async);
+    if (answers(*state_of(qp->context))) wait_for_acks(qp->mutex, qp->cond, qp->events_completed, q->generated_async);
     const locked guard(d);
     --q->pd_state->users;
     --q->send_queue_cq->users;
@@ -326,7 +327,8 @@ int ibv_destroy_srq(ibv_srq* srq) {
         s->receives.index = {};
         d.forget_async(srq->context, reinterpret_cast<std::uintptr_t>(srq), s->generated_async);
     }
-    wait_for_acks(srq->mutex, srq->cond, srq->events_completed, s->generated_async);
+    if (answers(*state_of(srq->context)))
+        wait_for_acks(srq->mutex, srq->cond, srq->events_completed, s->generated_async);
     const locked guard(d);
     --static_cast<domain*>(srq->pd)->users;
     s->magic = dead;

@@ -58,3 +58,19 @@ TEST_CASE("the removal of the device ends every wait once") {
             sim::control(name).insert();
         }
 }
+
+TEST_CASE("a removed device asks for no acks of the events that nobody can read any more") {
+    const support::deadline limit(std::chrono::seconds{60});
+    for (const auto& name : devices()) {
+        INFO(name);
+        {
+            lab l(name, {.attach = false});
+            support::require_zero(ibv_req_notify_cq(l.receives(), 0), "arm");
+            l.right->post(vb::recv_request{l.slice(0)}, 1).value();
+            l.left->post(vb::send_request{l.slice(1)}, 2).value();
+            CHECK(l.control.ledger().events == 1);
+            l.control.remove();
+        }
+        sim::control(name).insert();
+    }
+}
