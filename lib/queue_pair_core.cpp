@@ -5,6 +5,7 @@
 #include "receiver_core.hpp"
 
 #include <verbena/detail/broken_rule.hpp>
+#include <verbena/log.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -18,6 +19,11 @@ namespace {
 constexpr std::chrono::milliseconds drain_limit{100};
 
 [[noreturn]] void fatal(const std::string& rule) noexcept { broken_rule(rule.c_str()); }
+
+[[noreturn]] void never_quiet(const error& destroyed) noexcept {
+    fatal("a queue pair can neither be reset nor destroyed, so that its buffers cannot be given back: " +
+          destroyed.message());
+}
 
 completion_outcome failed_with(errc condition, const char* verb, const char* note = nullptr) noexcept {
     completion_outcome o;
@@ -109,9 +115,12 @@ void queue_pair_core::destroy() noexcept {
     if (receiver_ != nullptr) std::exchange(receiver_, nullptr)->queue_gone();
     if (process_.forked()) return; // with its room: another thread may have held the mutex of a completion queue
     if (native_ != nullptr) {
+        // One that was reset is only lost: the device has let go of its buffers.
         const auto destroyed = check_errno_value("ibv_destroy_qp", [this] { return ibv_destroy_qp(native_); });
-        if (!destroyed && destroyed.error().code() != system_code(EIO))
-            fatal("ibv_destroy_qp refused a queue pair: " + destroyed.error().message());
+        if (!destroyed && destroyed.error().code() != system_code(EIO)) {
+            if (!quiesced_ && !reset()) never_quiet(destroyed.error());
+            log(log_level::error, destroyed.error().message());
+        }
         native_ = nullptr;
     }
     setup_.send_cq->release(setup_.max_send);
@@ -154,9 +163,13 @@ std::optional<completion_outcome> queue_pair_core::bind() noexcept {
     if (&sends->reactor() != &receives->reactor())
         return failed_with(errc::invalid_argument, "await",
                            "the queue pair's completion queues are attached to two reactors");
-    if (setup_.srq && !setup_.srq->belongs_to(sends->reactor()))
+    if (setup_.srq && !setup_.srq->belongs_to(sends->reactor())) {
+        if (setup_.srq->reactor == &sends->reactor())
+            return failed_with(errc::not_attached, "await",
+                               "another queue pair of the shared receive queue completes in a queue that is detached");
         return failed_with(errc::invalid_argument, "await",
                            "the shared receive queue belongs to another reactor than the receive completion queue");
+    }
     if (!sends->reactor().on_thread()) return failed_with(errc::wrong_thread, "await", sends->reactor().refusal());
     if (setup_.send_cq->failed.load() || setup_.recv_cq->failed.load())
         return failed_with(errc::queue_failed, "await", "nothing is heard of the completion queue any more");
@@ -681,15 +694,18 @@ void queue_pair_core::to_error_state() noexcept {
     ibv_modify_qp(native_, &attr, IBV_QP_STATE);
 }
 
-void queue_pair_core::take_from_device() noexcept {
+/// False: refused.
+bool queue_pair_core::reset() noexcept {
     ibv_qp_attr attr{};
     attr.qp_state = IBV_QPS_RESET;
-    const auto reset = check_errno_value("ibv_modify_qp", [&] { return ibv_modify_qp(native_, &attr, IBV_QP_STATE); });
-    if (reset || reset.error().code() == system_code(EIO)) return;
+    const auto done = check_errno_value("ibv_modify_qp", [&] { return ibv_modify_qp(native_, &attr, IBV_QP_STATE); });
+    return done || done.error().code() == system_code(EIO);
+}
+
+void queue_pair_core::take_from_device() noexcept {
+    if (reset()) return;
     const auto destroyed = check_errno_value("ibv_destroy_qp", [this] { return ibv_destroy_qp(native_); });
-    if (!destroyed && destroyed.error().code() != system_code(EIO))
-        fatal("a queue pair can neither be reset nor destroyed, so that its buffers cannot be given back: " +
-              destroyed.error().message());
+    if (!destroyed && destroyed.error().code() != system_code(EIO)) never_quiet(destroyed.error());
     native_ = nullptr;
 }
 

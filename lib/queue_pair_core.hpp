@@ -142,6 +142,7 @@ class queue_pair_core {
     void keep_alive() noexcept;
     void destroy() noexcept;
     void to_error_state() noexcept;
+    bool reset() noexcept;
     void take_from_device() noexcept;
     work_queue& queue_of(const operation_state& operation) noexcept;
 

@@ -3,6 +3,10 @@
 
 #include "race_rig.hpp"
 
+#include <verbena/log.hpp>
+
+#include <infiniband/verbs.h>
+
 using namespace races;
 using namespace std::chrono_literals;
 
@@ -222,4 +226,35 @@ TEST_CASE("a peer that is gone is noticed by a side that only receives, if it ke
         domain, {.send_cq = cq, .recv_cq = cq, .type = vb::queue_pair_type::ud, .keepalive = 1ms});
     REQUIRE(!refused);
     CHECK(refused.error() == vb::errc::invalid_argument);
+}
+
+TEST_CASE("a queue pair whose destruction is refused is quiet all the same") {
+    const support::deadline limit(60s);
+    for (const auto& name : devices())
+        for (const bool by_hand : {false, true}) {
+            INFO(name << (by_hand ? ", posted to by hand" : ", awaited"));
+            lab l(name, {.depth = 4, .attach = !by_hand});
+            unsigned logged = 0;
+            vb::set_log_sink([&](vb::log_level, std::string_view) { ++logged; });
+            ending_log log;
+            vb::scope scope;
+            std::ranges::fill(l.bytes(0), pattern);
+            if (by_hand)
+                l.right->post(vb::recv_request{l.slice(0)}, 1).value();
+            else
+                scope.spawn(support::receive(*l.right, l.slice(0), log));
+            ibv_qp* const native = l.right->native_handle();
+            l.control.fail("ibv_destroy_qp", {.value = EBUSY});
+            l.right.reset();
+            CHECK(logged == 1);
+            if (!by_hand) l.finish(scope);
+            CHECK(log.failures.size() == (by_hand ? 0 : 1));
+            ibv_qp_attr attr{};
+            ibv_qp_init_attr init{};
+            support::require_zero(ibv_query_qp(native, &attr, IBV_QP_STATE, &init), "the queue pair is there");
+            CHECK(attr.qp_state == IBV_QPS_RESET);
+            CHECK(l.control.ledger().outstanding == 0);
+            support::require_zero(ibv_destroy_qp(native), "destruction");
+            vb::set_log_sink({});
+        }
 }
