@@ -26,11 +26,14 @@ attached_queue::attached_queue(completion_pump& pump, std::shared_ptr<completion
                                std::shared_ptr<async_source> events, std::span<poll_slot> slots,
                                const attach_options& options)
     : pump_(pump), queue_(std::move(queue)), events_(std::move(events)), slots_(slots) {
+    if (queue_->owes_event) ++pump_.owing_;
     if (options.foreign)
         foreign_ = std::make_shared<const std::function<void(const work_completion&)>>(options.foreign);
 }
 
 attached_queue::~attached_queue() {
+    forget_arm();
+    if (queue_->owes_event) --pump_.owing_;
     pay_acks(*queue_);
     queue_->attachment.store(nullptr);
 }
@@ -107,15 +110,14 @@ bool attached_queue::arm() noexcept {
 void attached_queue::took_event() noexcept {
     if (++queue_->unacked_events >= ack_batch) pay_acks(*queue_);
     if (armed_) --pump_.armed_;
-    if (owes_event_) --pump_.owing_;
-    armed_ = owes_event_ = found_while_armed_ = overdue_ = false;
+    if (std::exchange(queue_->owes_event, false)) --pump_.owing_;
+    armed_ = found_while_armed_ = overdue_ = false;
 }
 
 void attached_queue::forget_arm() noexcept {
     if (!armed_) return;
     --pump_.armed_;
-    if (!owes_event_) ++pump_.owing_;
-    owes_event_ = true;
+    if (!std::exchange(queue_->owes_event, true)) ++pump_.owing_;
     armed_ = found_while_armed_ = overdue_ = false;
 }
 
@@ -150,8 +152,6 @@ attached_queue& completion_pump::add(std::unique_ptr<attached_queue> queue) {
 
 void completion_pump::remove(attached_queue& queue) noexcept {
     take_all_events();
-    queue.forget_arm();
-    if (queue.owes_event_) --owing_;
     std::erase_if(queues_, [&](const auto& attached) { return attached.get() == &queue; });
 }
 
@@ -195,11 +195,12 @@ bool completion_pump::take_event() noexcept {
         return false;
     }
     ++reactor_.counters.events;
-    auto* attachment = static_cast<completion_queue_state*>(context)->attachment.load();
-    auto* queue = static_cast<attached_queue*>(attachment);
+    auto& state = *static_cast<completion_queue_state*>(context);
+    auto* queue = static_cast<attached_queue*>(state.attachment.load());
     if (queue != nullptr && &queue->reactor() == &reactor_) {
         queue->took_event();
     } else {
+        state.owes_event = false;
         ibv_ack_cq_events(native, 1);
         ++reactor_.counters.unattached_events;
     }

@@ -59,7 +59,6 @@ class attached_queue final : public cq_attachment {
     std::span<poll_slot> slots_;
     std::shared_ptr<const std::function<void(const work_completion&)>> foreign_; ///< may be null
     bool armed_ = false;
-    bool owes_event_ = false; ///< of an arm that was forgotten
     bool failed_ = false;
     bool found_while_armed_ = false;
     bool overdue_ = false; ///< so it was at the last tick already
@@ -103,8 +102,8 @@ class completion_pump final : public source, public watch {
     std::shared_ptr<completion_channel_state> channel_; ///< null: queues that are only polled
     std::vector<std::unique_ptr<attached_queue>> queues_;
     std::size_t armed_ = 0;
-    std::size_t owing_ = 0;
-    bool ended_ = false; ///< the channel has reported its end
+    std::size_t owing_ = 0; ///< of its queues
+    bool ended_ = false;    ///< the channel has reported its end
 
     friend class attached_queue;
 };

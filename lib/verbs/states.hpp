@@ -116,9 +116,11 @@ struct completion_queue_state {
     std::atomic<bool> failed{false};                 ///< ibv_poll_cq has answered less than 0
     std::atomic<cq_attachment*> attachment{nullptr}; ///< nullptr: polled by hand
 
-    std::mutex mutex;                 ///< guards `reserved`, and one resize at a time
-    std::uint32_t reserved = 0;       ///< entries promised to queue pairs and shared receive queues
-    std::uint32_t unacked_events = 0; ///< got, not yet acked; the reactor's thread owns it
+    std::mutex mutex;           ///< guards `reserved`, and one resize at a time
+    std::uint32_t reserved = 0; ///< entries promised to queue pairs and shared receive queues
+    // The thread of the reactor that has the channel owns these.
+    std::uint32_t unacked_events = 0; ///< got, not yet acked
+    bool owes_event = false;          ///< of an arm that was forgotten; a detach does not disarm the queue
 
     completion_queue_state() = default;
     completion_queue_state(const completion_queue_state&) = delete;
