@@ -342,7 +342,7 @@ class [[nodiscard]] chain_operation {
     std::array<work_request, N> requests_;
 };
 
-/// Ends when the buffers of all sends awaited before it are the caller's again.
+/// Ends when the buffers of all sends posted before it are the caller's again.
 class [[nodiscard]] flush_operation {
   public:
     using result_type = result<void>;
