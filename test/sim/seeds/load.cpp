@@ -1,9 +1,8 @@
 #include "load.hpp"
 
 #include "backend.hpp"
+#include "common.hpp"
 #include "reactor_core.hpp"
-
-#include <verbena/verbena.hpp>
 
 #include <algorithm>
 #include <cinttypes>
@@ -17,159 +16,13 @@
 
 namespace seeds {
 
-namespace vb = verbena;
-using std::chrono::nanoseconds;
-
 namespace {
 
-constexpr std::uint32_t slot_bytes = 256; ///< of the memory that all operations share
-constexpr std::uint32_t slot_count = 2048;
-constexpr std::uint32_t most_bytes = 128; ///< of a message
-constexpr std::uint32_t header_bytes = vb::address_handle::grh_bytes;
-constexpr std::uint32_t pool_buffers = 8;
-constexpr std::uint32_t qkey = 0x1234;
 constexpr std::uint32_t operations_wanted = 200;
-
-void put_number(std::span<std::byte> bytes, std::uint64_t number) noexcept {
-    for (std::size_t at = 0; at + sizeof number <= bytes.size(); at += sizeof number)
-        std::memcpy(&bytes[at], &number, sizeof number);
-}
-bool has_number(std::span<const std::byte> bytes, std::uint64_t number) noexcept {
-    for (std::size_t at = 0; at + sizeof number <= bytes.size(); at += sizeof number)
-        if (std::memcmp(&bytes[at], &number, sizeof number) != 0) return false;
-    return true;
-}
-
-class dice {
-  public:
-    explicit dice(std::uint64_t seed) noexcept : state_(seed * 0x9e3779b97f4a7c15 + 0x1234567) {}
-    /// 0 to `count` - 1.
-    std::uint32_t below(std::uint32_t count) noexcept { return static_cast<std::uint32_t>((next() >> 16) % count); }
-    std::uint32_t between(std::uint32_t least, std::uint32_t most) noexcept { return least + below(most - least + 1); }
-    bool one_in(std::uint32_t n) noexcept { return below(n) == 0; }
-
-  private:
-    std::uint64_t next() noexcept {
-        state_ ^= state_ << 13;
-        state_ ^= state_ >> 7;
-        state_ ^= state_ << 17;
-        return state_;
-    }
-    std::uint64_t state_;
-};
 
 enum class mark : std::uint8_t { issued, done, failed, arrived, sleeps, woke, spoils, closed, ends };
 constexpr std::array<const char*, 9> mark_names{"issued", "done",   "FAILED", "arrived", "sleeps",
                                                 "woke",   "spoils", "closed", "ends"};
-
-/// The last things that happened, and a hash of all.
-class trace {
-  public:
-    void restart() noexcept {
-        count_ = 0;
-        hash_ = 0xcbf29ce484222325;
-    }
-    void add(nanoseconds when, mark what, kind k, std::uint64_t number) noexcept {
-        const line l{when, number, what, k};
-        for (const std::uint64_t word : {static_cast<std::uint64_t>(when.count()), number,
-                                         static_cast<std::uint64_t>(what) << 8 | static_cast<std::uint64_t>(k)}) {
-            hash_ ^= word;
-            hash_ *= 0x100000001b3;
-            hash_ ^= hash_ >> 29;
-        }
-        lines_[count_++ % lines_.size()] = l;
-    }
-    std::uint64_t hash() const noexcept { return hash_; }
-    void print() const noexcept {
-        for (std::size_t i = count_ > lines_.size() ? count_ - lines_.size() : 0; i < count_; ++i) {
-            const line& l = lines_[i % lines_.size()];
-            std::printf("  %9" PRId64 " ns  %-8s", static_cast<std::int64_t>(l.when.count()),
-                        mark_names[static_cast<std::size_t>(l.what)]);
-            if (l.what <= mark::arrived)
-                std::printf("%-20s %08" PRIx64, kind_names[static_cast<std::size_t>(l.of)].data(), l.number);
-            else if (l.number != 0)
-                std::printf("%" PRIu64, l.number);
-            std::printf("\n");
-        }
-    }
-
-  private:
-    struct line {
-        nanoseconds when;
-        std::uint64_t number;
-        mark what;
-        kind of;
-    };
-    std::array<line, 64> lines_;
-    std::size_t count_ = 0;
-    std::uint64_t hash_ = 0;
-};
-
-trace events;
-
-/// Registered memory in slots of one size. What is not in use holds junk, so that a slot given back too early is read
-/// and written as such.
-class arena {
-  public:
-    explicit arena(const vb::protection_domain& domain)
-        : region_(vb::memory_region::allocate(domain, std::size_t{slot_bytes} * slot_count,
-                                              vb::access_flags::local_write | vb::access_flags::remote_read |
-                                                  vb::access_flags::remote_write | vb::access_flags::remote_atomic)
-                      .value()) {
-        restart();
-    }
-    void restart() {
-        free_.clear();
-        for (std::uint32_t slot = slot_count; slot > 0; --slot) free_.push_back(slot - 1);
-    }
-    bool all_free() const noexcept { return free_.size() == slot_count; }
-    std::uint32_t take() {
-        if (free_.empty()) failed("the load holds more memory than there is");
-        const auto slot = free_.back();
-        free_.pop_back();
-        return slot;
-    }
-    void give(std::uint32_t slot) noexcept {
-        std::memset(region_.bytes().data() + std::size_t{slot} * slot_bytes, 0xee, slot_bytes);
-        free_.push_back(slot);
-    }
-    const vb::memory_region& region() const noexcept { return region_; }
-
-  private:
-    vb::memory_region region_;
-    std::vector<std::uint32_t> free_;
-};
-
-/// One slot.
-class buffer {
-  public:
-    explicit buffer(arena& from) : arena_(&from), slot_(from.take()) {}
-    buffer(buffer&& other) noexcept : arena_(std::exchange(other.arena_, nullptr)), slot_(other.slot_) {}
-    buffer& operator=(buffer&& other) noexcept {
-        std::swap(arena_, other.arena_);
-        std::swap(slot_, other.slot_);
-        return *this;
-    }
-    ~buffer() {
-        if (arena_ != nullptr) arena_->give(slot_);
-    }
-    vb::memory_slice slice(std::uint32_t length, std::uint32_t offset = 0) const {
-        return arena_->region().slice(std::size_t{slot_} * slot_bytes + offset, length);
-    }
-    vb::remote_slice remote(std::uint32_t length) const {
-        return arena_->region().remote(std::size_t{slot_} * slot_bytes, length);
-    }
-    std::span<std::byte> bytes(std::uint32_t length) const { return slice(length).bytes(); }
-    std::uint64_t word() const {
-        std::uint64_t value;
-        std::memcpy(&value, bytes(sizeof value).data(), sizeof value);
-        return value;
-    }
-
-  private:
-    arena* arena_;
-    std::uint32_t slot_;
-};
 
 enum class sabotage : std::uint8_t {
     none,
@@ -185,30 +38,6 @@ constexpr std::array<const char*, 7> sabotage_names{
 
 enum class teardown : std::uint8_t { close, frames_first, reactor_first, detach };
 constexpr std::array<const char*, 4> teardown_names{"close", "frames first", "reactor first", "detach"};
-
-} // namespace
-
-class world {
-  public:
-    explicit world(const char* name)
-        : device(vb::context::open(name).value()), domain(vb::protection_domain::create(device).value()),
-          memory(domain), pool(vb::buffer_pool::create(domain, pool_buffers, most_bytes).value()), control(name) {
-        const auto gids = device.gids(1).value();
-        const auto& gid = gids.back();
-        way = vb::address_handle::create(domain,
-                                         {.destination = gid.gid, .gid_index = static_cast<std::uint8_t>(gid.index)})
-                  .value();
-    }
-
-    vb::context device;
-    vb::protection_domain domain;
-    arena memory;
-    vb::buffer_pool pool;
-    vb::address_handle way; ///< to this device itself
-    sim::control control;
-};
-
-namespace {
 
 /// The choices of a seed that hold from its begin to its end.
 struct parameters {
@@ -1229,7 +1058,13 @@ void load::print() const noexcept {
                         e.in->sent.size());
         std::printf("\n");
     }
-    events.print();
+    events.print([](std::uint8_t what, std::uint8_t of, std::uint64_t number) {
+        std::printf("%-8s", mark_names[what]);
+        if (what <= static_cast<std::uint8_t>(mark::arrived))
+            std::printf("%-20s %08" PRIx64, kind_names[of].data(), number);
+        else if (number != 0)
+            std::printf("%" PRIu64, number);
+    });
     if (reactor_) {
         const auto s = reactor_->stats();
         std::printf("  reactor: %" PRIu64 " turns, %" PRIu64 " completions, %" PRIu64 " arms, %" PRIu64
@@ -1243,14 +1078,6 @@ void load::print() const noexcept {
 }
 
 } // namespace
-
-void totals::add(const totals& seed) noexcept {
-    for (std::size_t i = 0; i < operations.size(); ++i) operations[i] += seed.operations[i];
-    for (std::size_t i = 0; i < facts.size(); ++i) facts[i] += seed.facts[i];
-    most_outstanding = std::max(most_outstanding, seed.most_outstanding);
-    most_operations = std::max(most_operations, seed.most_operations);
-    least_operations = std::min(least_operations, seed.least_operations);
-}
 
 worlds::worlds() : worlds_{std::make_unique<world>("sim0"), std::make_unique<world>("sim1")} {}
 worlds::~worlds() = default;

@@ -2,7 +2,7 @@
 
 // A mixed load on a simulated device, of which everything is drawn from one number.
 
-#include <verbena/sim/control.hpp>
+#include "common.hpp"
 
 #include <array>
 #include <cstdint>
@@ -119,19 +119,7 @@ inline constexpr std::array<std::string_view, 29> fact_names{"seeds on sim0",
                                                              "seeds that destroy the reactor first",
                                                              "seeds that detach first"};
 
-struct totals {
-    std::array<std::uint64_t, kind_names.size()> operations{};
-    std::array<std::uint64_t, fact_names.size()> facts{};
-    std::uint64_t most_outstanding = 0;
-    std::uint64_t most_operations = 0; ///< of one seed
-    std::uint64_t least_operations = ~std::uint64_t{0};
-
-    std::uint64_t& operator[](kind k) noexcept { return operations[static_cast<std::size_t>(k)]; }
-    std::uint64_t& operator[](fact f) noexcept { return facts[static_cast<std::size_t>(f)]; }
-    void add(const totals& seed) noexcept;
-};
-
-class world;
+using totals = tally<kind, kind_names.size(), fact, fact_names.size()>;
 
 /// The devices of all seeds, and what is reused from one to the next.
 class worlds {
@@ -147,9 +135,6 @@ class worlds {
   private:
     std::array<std::unique_ptr<world>, 2> worlds_;
 };
-
-/// For the program to define: a seed failed, of which a coroutine is the first to know.
-[[noreturn]] void failed(const std::string& what);
 
 /// The seed that runs, or ran last: its number, its parameters, its last events. Allocates nothing.
 void print_state() noexcept;

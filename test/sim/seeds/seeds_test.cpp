@@ -1,9 +1,14 @@
 // Invariant: whatever the device delays, reorders, refuses or breaks, every operation resumes exactly once, every
-// payload is that of its operation, no wakeup is lost, and device and program count the same.
+// payload is that of its operation, no wakeup is lost, and device and program count the same. The adversarial load:
+// whatever the program destroys, closes, stops or lets fail besides, at whatever moment, each operation ends exactly
+// once or dies with its coroutine, and what was given back is written by nobody.
 //
-// usage: verbena-seeds [--seeds N] [--seed FIRST]
+// usage: verbena-seeds [--adversary] [--seeds N] [--seed FIRST]
 
+#include "adversary.hpp"
 #include "load.hpp"
+
+#include <verbena/log.hpp>
 
 #include <cinttypes>
 #include <csignal>
@@ -12,6 +17,7 @@
 #include <cstring>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <unistd.h>
 
 extern "C" void __sanitizer_set_death_callback(void (*)()) __attribute__((weak));
@@ -24,8 +30,10 @@ constexpr std::uint64_t seeds_by_default = 2000;
 constexpr std::uint64_t seeds_for_everything = 1000; ///< fewer need not exercise all there is
 constexpr unsigned seconds_per_seed = 60;
 
+bool hostile = false; ///< the adversarial load instead of the mixed one
+
 void last_words() {
-    seeds::print_state();
+    hostile ? seeds::adversary::print_state() : seeds::print_state();
     std::fflush(stdout);
 }
 
@@ -54,21 +62,60 @@ std::uint64_t number(const char* text) {
     char* rest;
     const auto value = text != nullptr ? std::strtoull(text, &rest, 10) : 0;
     if (text == nullptr || *text == '\0' || *rest != '\0') {
-        std::fprintf(stderr, "usage: verbena-seeds [--seeds N] [--seed FIRST]\n");
+        std::fprintf(stderr, "usage: verbena-seeds [--adversary] [--seeds N] [--seed FIRST]\n");
         std::exit(2);
     }
     return value;
 }
 
-void print(const seeds::totals& t) {
+template <class Totals, class Kinds, class Facts>
+void print(const Totals& t, const Kinds& kind_names, const Facts& fact_names) {
     std::printf("operations:\n");
     for (std::size_t i = 0; i < t.operations.size(); ++i)
-        std::printf("  %10" PRIu64 "  %s\n", t.operations[i], seeds::kind_names[i].data());
+        std::printf("  %10" PRIu64 "  %s\n", t.operations[i], kind_names[i].data());
     std::printf("of a seed: %" PRIu64 " to %" PRIu64 " operations, at most %" PRIu64
                 " requests outstanding\nand besides:\n",
                 t.least_operations, t.most_operations, t.most_outstanding);
     for (std::size_t i = 0; i < t.facts.size(); ++i)
-        std::printf("  %10" PRIu64 "  %s\n", t.facts[i], seeds::fact_names[i].data());
+        std::printf("  %10" PRIu64 "  %s\n", t.facts[i], fact_names[i].data());
+}
+
+/// `count` seeds from `first` on.
+template <class Worlds, class Totals, class Kinds, class Facts>
+void run_load(const std::string& name, std::uint64_t first, std::uint64_t count, const Kinds& kind_names,
+              const Facts& fact_names) {
+    begin(name + ": " + std::to_string(count) + " from " + std::to_string(first) + " on");
+    Worlds worlds;
+    Totals sum;
+    const auto run = [&](std::uint64_t seed) {
+        alarm(seconds_per_seed);
+        try {
+            const auto hash = worlds.run(seed, sum);
+            alarm(0);
+            return hash;
+        } catch (const std::exception& e) {
+            seeds::failed(e.what());
+        }
+    };
+    std::uint64_t hash = 0;
+    for (std::uint64_t i = 0; i < count; ++i) hash ^= run(first + i) * (2 * i + 1);
+    print(sum, kind_names, fact_names);
+    std::printf("trace %016" PRIx64 "\n", hash);
+    pass();
+
+    begin(name + ": a seed run again gives the same trace");
+    for (std::uint64_t i = 0; i < 20 && i < count; ++i)
+        if (run(first + i) != run(first + i))
+            seeds::failed("seed " + std::to_string(first + i) + " gives another trace each time");
+    pass();
+
+    if (count < seeds_for_everything) return;
+    begin(name + ": together they exercise everything");
+    for (std::size_t i = 0; i < sum.operations.size(); ++i)
+        if (sum.operations[i] == 0) seeds::failed("never: " + std::string(kind_names[i]));
+    for (std::size_t i = 0; i < sum.facts.size(); ++i)
+        if (sum.facts[i] == 0) seeds::failed("never: " + std::string(fact_names[i]));
+    pass();
 }
 
 } // namespace
@@ -83,12 +130,14 @@ void seeds::failed(const std::string& what) {
 
 int main(int count, char** arguments) {
     std::uint64_t seeds_wanted = 0, first = 1;
-    for (int i = 1; i < count; i += 2) {
-        const char* value = i + 1 < count ? arguments[i + 1] : nullptr;
-        if (std::strcmp(arguments[i], "--seeds") == 0) {
-            seeds_wanted = number(value);
+    for (int i = 1; i < count; ++i) {
+        const auto value = [&] { return number(++i < count ? arguments[i] : nullptr); };
+        if (std::strcmp(arguments[i], "--adversary") == 0) {
+            hostile = true;
+        } else if (std::strcmp(arguments[i], "--seeds") == 0) {
+            seeds_wanted = value();
         } else if (std::strcmp(arguments[i], "--seed") == 0) {
-            first = number(value);
+            first = value();
             if (seeds_wanted == 0) seeds_wanted = 1;
         } else {
             number(nullptr);
@@ -103,38 +152,13 @@ int main(int count, char** arguments) {
         std::signal(SIGSEGV, on_signal);
     std::signal(SIGABRT, on_signal);
 
-    begin("seeds: " + std::to_string(seeds_wanted) + " from " + std::to_string(first) + " on");
-    seeds::worlds worlds;
-    seeds::totals sum;
-    const auto run = [&](std::uint64_t seed) {
-        alarm(seconds_per_seed);
-        try {
-            const auto hash = worlds.run(seed, sum);
-            alarm(0);
-            return hash;
-        } catch (const std::exception& e) {
-            seeds::failed(e.what());
-        }
-    };
-    std::uint64_t hash = 0;
-    for (std::uint64_t i = 0; i < seeds_wanted; ++i) hash ^= run(first + i) * (2 * i + 1);
-    print(sum);
-    std::printf("trace %016" PRIx64 "\n", hash);
-    pass();
-
-    begin("seeds: a seed run again gives the same trace");
-    for (std::uint64_t i = 0; i < 20 && i < seeds_wanted; ++i)
-        if (run(first + i) != run(first + i))
-            seeds::failed("seed " + std::to_string(first + i) + " gives another trace each time");
-    pass();
-
-    if (seeds_wanted >= seeds_for_everything) {
-        begin("seeds: together they exercise everything");
-        for (std::size_t i = 0; i < sum.operations.size(); ++i)
-            if (sum.operations[i] == 0) seeds::failed("never: " + std::string(seeds::kind_names[i]));
-        for (std::size_t i = 0; i < sum.facts.size(); ++i)
-            if (sum.facts[i] == 0) seeds::failed("never: " + std::string(seeds::fact_names[i]));
-        pass();
+    if (hostile) {
+        // What could not be destroyed is logged, a line each.
+        verbena::set_log_sink([](verbena::log_level, std::string_view) {});
+        namespace load = seeds::adversary;
+        run_load<load::worlds, load::totals>("adversary", first, seeds_wanted, load::kind_names, load::fact_names);
+    } else {
+        run_load<seeds::worlds, seeds::totals>("seeds", first, seeds_wanted, seeds::kind_names, seeds::fact_names);
     }
     std::printf("%u passed, 0 failed, 0 skipped\n", passed);
     return 0;
