@@ -50,7 +50,7 @@ bool readable_operation::awaiter::await_suspend(std::coroutine_handle<> waiting)
     return true;
 }
 void readable_operation::awaiter::cancel(errc cause, detail::list<detail::ready_node>&) noexcept {
-    if (watch_) watch_->end(error(cause, "reactor::wait_readable"));
+    if (watch_ && watch_->linked()) watch_->end(error(cause, "reactor::wait_readable")); // else the reactor is gone
 }
 result<void> readable_operation::awaiter::await_resume() {
     if (!watch_) return detail::fork_error("reactor::wait_readable");

@@ -7,6 +7,9 @@
 #include <stop_token>
 #include <thread>
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 using namespace races;
 using namespace std::chrono_literals;
 
@@ -242,14 +245,20 @@ TEST_CASE("a stop that is requested when the reactor is gone reaches nobody") {
         std::stop_source stop;
         ending_log log;
         auto scope = std::make_unique<vb::scope>();
+        const int never = ::eventfd(0, EFD_CLOEXEC);
         {
             lab l(name);
             auto inbox = inbox_of(l, *l.right);
             scope->spawn(begin(l.reactor, log_with_stop(inbox.next(), stop.get_token(), log)));
+            scope->spawn(begin(l.reactor, log_with_stop(l.reactor.wait_readable(never), stop.get_token(), log)));
+            scope->spawn(begin(l.reactor, log_with_stop(l.reactor.sleep_for(1h), stop.get_token(), log)));
             l.turns();
         }
         stop.request_stop();
+        scope->request_stop();
         CHECK(log.resumes() == 0);
+        scope.reset();
+        ::close(never);
     }
 }
 
