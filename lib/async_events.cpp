@@ -130,6 +130,20 @@ result<async_event> event_wait::finish() {
 
 // ---- sources
 
+namespace {
+
+/// What the peer's completion says of the same failure.
+errc cause_of(async_event_kind event) noexcept {
+    switch (event) {
+    case async_event_kind::queue_pair_access_error: return errc::access_denied;
+    case async_event_kind::queue_pair_request_error: return errc::message_too_long;
+    case async_event_kind::path_migration_error: return errc::peer_unreachable;
+    default: return errc::connection_reset;
+    }
+}
+
+} // namespace
+
 async_source::async_source(reactor_core& reactor, std::shared_ptr<context_state> context)
     : reactor_(&reactor), context_(std::move(context)) {
     const std::lock_guard lock(context_->events_mutex);
@@ -244,7 +258,7 @@ void async_source::react(const notice& n) noexcept {
             // A failed completion says more.
             reactor_->sweep(*pair.setup().send_cq);
             reactor_->sweep(*pair.setup().recv_cq);
-            pair.note_failure(make_code(errc::connection_reset), 0);
+            pair.note_failure(make_code(cause_of(n.event.kind)), 0);
         });
         return;
     case kind::last_receive_taken: with_pair([](queue_pair_core& pair) { pair.note_last_wqe(); }); return;

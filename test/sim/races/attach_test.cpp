@@ -10,20 +10,22 @@ using namespace races;
 
 namespace {
 
-/// Looks at its one descriptor when the test says so, and sleeps not at all.
+/// Looks at one descriptor when the test says so, at the others never, and sleeps not at all.
 class prompted_backend final : public vb::detail::wait_backend {
   public:
+    explicit prompted_backend(int fd) : fd_(fd) {}
+
     bool prompt = false;
 
     const char* name() const noexcept override { return "prompted"; }
-    vb::result<void> add(vb::detail::watch& w, int, unsigned) override {
+    vb::result<void> add(vb::detail::watch& w, int fd, unsigned) override {
         slot_of(w) = 0;
-        watch_ = &w;
+        if (fd == fd_) watch_ = &w;
         return {};
     }
     vb::result<void> remove(vb::detail::watch& w) override {
         slot_of(w) = no_slot;
-        watch_ = nullptr;
+        if (watch_ == &w) watch_ = nullptr;
         return {};
     }
     bool pending() const noexcept override { return prompt; }
@@ -36,6 +38,7 @@ class prompted_backend final : public vb::detail::wait_backend {
     void wake() noexcept override {}
 
   private:
+    int fd_;
     vb::detail::watch* watch_ = nullptr;
 };
 
@@ -54,7 +57,7 @@ TEST_CASE("the event of an arm that outlived a detach is taken with the others")
             lab l(name, {.attach = false});
             prompted_backend* backend = nullptr;
             const auto make = [&] {
-                auto made = std::make_unique<prompted_backend>();
+                auto made = std::make_unique<prompted_backend>(l.channel.native_handle()->fd);
                 backend = made.get();
                 return std::unique_ptr<vb::reactor>(new vb::reactor(
                     vb::detail::access::make_reactor<vb::reactor>(std::make_unique<vb::detail::reactor_core>(

@@ -51,7 +51,7 @@ TEST_CASE("queues that are always busy delay another one, a timer, a function an
         };
         for (int i = 0; i < 64; ++i) l.reactor.poll(budget).value(); // what could pile up has
         const auto now = [&] { return l.reactor.stats().turns; };
-        const auto waited_by = [&](auto trigger, auto wait) {
+        const auto waited_by = [&](auto trigger, auto wait, std::uint64_t most = most_turns) {
             std::uint64_t since = 0, until = 0;
             vb::scope one;
             one.spawn([&]() -> vb::task<> {
@@ -63,7 +63,7 @@ TEST_CASE("queues that are always busy delay another one, a timer, a function an
             since = now();
             trigger();
             turns_until([&] { return until != 0; });
-            CHECK(until - since <= most_turns);
+            CHECK(until - since <= most);
         };
 
         l.control.hold(third_cq.native_handle());
@@ -90,7 +90,8 @@ TEST_CASE("queues that are always busy delay another one, a timer, a function an
                   [&]() -> vb::task<> {
                       auto readable = co_await l.reactor.wait_readable(descriptor);
                       CHECK(readable.has_value());
-                  });
+                  },
+                  l.reactor.stats().backend == std::string_view("poll") ? 64 + most_turns : most_turns);
         close(descriptor);
 
         // A timer is due by the clock; from then on it takes two turns.
