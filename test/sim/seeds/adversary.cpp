@@ -1155,7 +1155,10 @@ void load::detach(std::size_t queue) {
 
 void load::attach(std::size_t queue) {
     if (queues_broke_) attached_again_ = true;
-    reactor_->attach(queues_[queue], std::span(slots_).first(is_.slots)).value();
+    const auto attached = reactor_->attach(queues_[queue], std::span(slots_).first(is_.slots));
+    const bool channel_ended = removed_ || queues_broke_;
+    if (!attached && channel_ended && attached.error() == vb::errc::device_removed) return;
+    attached.value();
     attached_[queue] = true;
 }
 
