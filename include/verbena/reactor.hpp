@@ -155,8 +155,8 @@ class [[nodiscard]] readable_operation {
 /// have completed, and sleeps on io_uring when there is nothing to do; on poll(2) where io_uring is forbidden.
 ///
 /// Until its first `run` or `poll` it belongs to its maker, one thread at a time; that call binds it to its thread.
-/// Afterwards everything but `post` and `stop` is reactor-bound. In a child of fork(2) it can be destroyed, and all else
-/// is refused as on a wrong thread; there `post` and `stop` do nothing.
+/// Afterwards everything but `post` and `stop` is reactor-bound. In a child of fork(2) it can be destroyed, and all
+/// else is refused as on a wrong thread; there `post` and `stop` do nothing.
 ///
 /// Destroying it takes every queue pair that awaits something from the device, and resumes nobody: the suspended frames
 /// stay with their owners, and what they await afterwards fails with `not_attached`.
