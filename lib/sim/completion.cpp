@@ -53,13 +53,15 @@ std::size_t device::release_pending(completion_queue* cq) {
     return released;
 }
 
-// A region that is gone by now belongs to a program that gave its memory back too early: nothing is written.
+// A region that is gone by now belongs to a program that gave its memory back too early: nothing is written. Nor is it
+// by a request that was never looked at and has a wrong slice.
 void device::write(late_write& late) noexcept {
     std::size_t written = 0;
     for (const ibv_sge& slice : late.slices) {
         const std::size_t part = std::min<std::size_t>(slice.length, late.bytes.size() - written);
         const region* mr = regions.find(slice.lkey);
-        if (mr != nullptr) std::memcpy(mr->at(slice.addr), late.bytes.data() + written, part);
+        if (mr != nullptr && mr->covers(slice.addr, slice.length, IBV_ACCESS_LOCAL_WRITE))
+            std::memcpy(mr->at(slice.addr), late.bytes.data() + written, part);
         written += part;
     }
 }

@@ -15,6 +15,10 @@ struct region : ibv_mr {
     std::uint64_t begin;  ///< the address that work requests use: the memory's own, or the iova
     std::uint64_t pinned; ///< bytes counted against the limit of locked memory
 
+    bool covers(std::uint64_t address, std::uint64_t bytes, unsigned rights) const noexcept {
+        return (access & rights) == rights && address >= begin && address - begin <= length &&
+               bytes <= length - (address - begin);
+    }
     std::byte* at(std::uint64_t address) const noexcept { return static_cast<std::byte*>(addr) + (address - begin); }
 };
 

@@ -36,8 +36,7 @@ struct pieces {
 };
 
 bool covers(const region* mr, const ibv_pd* pd, std::uint64_t address, std::uint32_t length, unsigned access) noexcept {
-    return mr != nullptr && mr->pd == pd && (mr->access & access) == access && address >= mr->begin &&
-           address - mr->begin <= mr->length && length <= mr->length - (address - mr->begin);
+    return mr != nullptr && mr->pd == pd && mr->covers(address, length, access);
 }
 
 /// The memory of the first `length` bytes of the slices. False: a key, its bounds or its rights do not fit.
