@@ -164,6 +164,17 @@ TEST_CASE("a completion that is there before the post returns resumes its corout
         CHECK(inside == 10);
         CHECK(log.successes == 20);
         CHECK(l.control.ledger().completed == 20);
+
+        l.control.at(point::post_send_ends, {});
+        vb::scope scope;
+        ending_log received, sent;
+        scope.spawn(support::receive(*l.right, l.slice(0), received));
+        scope.spawn(support::transmit(*l.left, l.slice(1), sent));
+        CHECK(l.control.ledger().unpolled == 2);
+        CHECK(sent.resumes() == 0);
+        l.finish(scope);
+        CHECK(sent.successes == 1);
+        CHECK(received.successes == 1);
     }
 }
 
