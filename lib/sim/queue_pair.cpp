@@ -192,7 +192,6 @@ int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) {
     device& d = *q->dev;
     if (const auto f = fault_of(d, "ibv_modify_qp")) return answer(*f, convention::positive_errno);
     const locked guard(d);
-    d.spend(d.control.choices.verb_time);
     if (q->mute) return EIO;
     if ((mask & IBV_QP_STATE) != 0 && number_of(attr->qp_state) > IBV_QPS_ERR) return EINVAL;
     const auto from = q->attr.qp_state;

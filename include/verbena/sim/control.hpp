@@ -94,7 +94,7 @@ struct ledger {
 struct seeded_options {
     std::chrono::nanoseconds max_delay{10'000}; ///< of an execution, a completion, an event
     std::uint32_t max_batch = 4;                ///< requests executed at once
-    std::chrono::nanoseconds verb_time{50};     ///< what a post, poll, arm, state change takes: who spins gets on
+    std::chrono::nanoseconds verb_time{50};     ///< what each post, poll and arm takes: a program that spins gets on
 };
 
 /// The remote control of one simulated device. Thread-safe, except that seeded runs are for one thread.
