@@ -256,8 +256,7 @@ void async_source::react(const notice& n) noexcept {
     case kind::path_migration_error:
         with_pair([&](queue_pair_core& pair) {
             // A failed completion says more.
-            reactor_->sweep(*pair.setup().send_cq);
-            reactor_->sweep(*pair.setup().recv_cq);
+            pair.sweep();
             pair.note_failure(make_code(cause_of(n.event.kind)), 0);
         });
         return;

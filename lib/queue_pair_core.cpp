@@ -110,14 +110,26 @@ queue_pair_core::~queue_pair_core() {
     destroy();
 }
 
+void queue_pair_core::sweep() noexcept {
+    reactor_->sweep(*setup_.send_cq);
+    reactor_->sweep(*setup_.recv_cq);
+}
+
+/// An error: refused, and not because the device is gone.
+result<void> queue_pair_core::destroy_native() noexcept {
+    const auto destroyed = check_errno_value("ibv_destroy_qp", [this] { return ibv_destroy_qp(native_); });
+    if (!destroyed && destroyed.error().code() != system_code(EIO)) return destroyed;
+    native_ = nullptr;
+    return {};
+}
+
 void queue_pair_core::destroy() noexcept {
     if (std::exchange(destroyed_, true)) return;
     if (receiver_ != nullptr) std::exchange(receiver_, nullptr)->queue_gone();
     if (process_.forked()) return; // with its room: another thread may have held the mutex of a completion queue
     if (native_ != nullptr) {
         // One that was reset is only lost: the device has let go of its buffers.
-        const auto destroyed = check_errno_value("ibv_destroy_qp", [this] { return ibv_destroy_qp(native_); });
-        if (!destroyed && destroyed.error().code() != system_code(EIO)) {
+        if (const auto destroyed = destroy_native(); !destroyed) {
             if (!quiesced_ && !reset()) never_quiet(destroyed.error());
             log(log_level::error, destroyed.error().message());
         }
@@ -448,8 +460,7 @@ void queue_pair_core::cancel(operation_state& operation, errc cause) noexcept {
     }
     if (operation.phase_ != operation_phase::posted) return;
     if (process_.forked()) return quiesce(make_code(cause));
-    reactor_->sweep(*setup_.send_cq);
-    reactor_->sweep(*setup_.recv_cq);
+    sweep();
     if (operation.phase_ != operation_phase::posted) return; // its completion was there
     operation.cancelled_ = cause;
     if (failed_) return;
@@ -462,8 +473,7 @@ void queue_pair_core::leave(operation_state& operation) noexcept {
         fatal("a coroutine was destroyed, while its work request was outstanding, on a thread that its reactor does "
               "not run on");
     if (withdraw(operation)) return;
-    reactor_->sweep(*setup_.send_cq);
-    reactor_->sweep(*setup_.recv_cq);
+    sweep();
     if (operation.phase_ == operation_phase::ended) return; // its completion was there: the connection lives on
     // Ends the operation like all others: onto the ready list, from which its destructor takes it.
     quiesce(make_code(errc::stopped));
@@ -490,22 +500,15 @@ bool queue_pair_core::submit(flush_state& flush) noexcept {
     return true;
 }
 
-bool queue_pair_core::post_marker(entry_kind kind) noexcept {
-    if (send_.room() == 0) return false;
+void queue_pair_core::post_marker(entry_kind kind) noexcept {
+    if (send_.room() == 0) return;
     table_entry* entry = send_.append(*reactor_, true);
-    if (entry == nullptr) {
-        note_failure(make_code(errc::resource), 0);
-        return false;
-    }
+    if (entry == nullptr) return note_failure(make_code(errc::resource), 0);
     entry->kind = kind;
     ibv_send_wr wr;
     fill(wr, write_request{.local = {}, .remote = {}}, entry->wr_id, true, false);
-    if (const auto code = post_own(send_, *entry, wr)) {
-        // Nothing else would ever tell that those before it are done; the buffers are quiet after a failure.
-        note_failure(code, 0);
-        return false;
-    }
-    return true;
+    // Nothing else would ever tell that those before it are done; the buffers are quiet after a failure.
+    if (const auto code = post_own(send_, *entry, wr)) note_failure(code, 0);
 }
 
 void queue_pair_core::end_flushes() noexcept {
@@ -704,19 +707,14 @@ bool queue_pair_core::reset() noexcept {
 
 void queue_pair_core::take_from_device() noexcept {
     if (reset()) return;
-    const auto destroyed = check_errno_value("ibv_destroy_qp", [this] { return ibv_destroy_qp(native_); });
-    if (!destroyed && destroyed.error().code() != system_code(EIO)) never_quiet(destroyed.error());
-    native_ = nullptr;
+    if (const auto destroyed = destroy_native(); !destroyed) never_quiet(destroyed.error());
 }
 
 void queue_pair_core::quiesce(std::error_code cause) noexcept {
     if (quiesced_) return;
     reactor_->timers.remove(drain_);
     reactor_->timers.remove(keepalive_);
-    if (!send_.empty() || !recv_.empty()) {
-        reactor_->sweep(*setup_.send_cq);
-        reactor_->sweep(*setup_.recv_cq);
-    }
+    if (!send_.empty() || !recv_.empty()) sweep();
     if (!failed_ && !noted_) root_cause_ = cause;
     noted_ = false;
     failed_ = true;
@@ -725,10 +723,7 @@ void queue_pair_core::quiesce(std::error_code cause) noexcept {
         to_error_state();
         take_from_device();
     }
-    if (!send_.empty() || !recv_.empty()) {
-        reactor_->sweep(*setup_.send_cq);
-        reactor_->sweep(*setup_.recv_cq);
-    }
+    if (!send_.empty() || !recv_.empty()) sweep();
     missing_ = send_.outstanding() + recv_.outstanding();
     const completion_outcome failure = fallen();
     send_.end_all(*reactor_, failure);
@@ -758,17 +753,20 @@ bool queue_pair_core::submit(drain_state& drain) noexcept {
         drain.outcome_ = failed_with(errc::wrong_thread, "drain", process_.forked() ? fork_note : reactor_->refusal());
         return false;
     }
-    // One that only receives, through a shared queue, has not met its reactor yet.
-    if (reactor_ == nullptr && native_ != nullptr && !quiesced_ && usage_ != usage::by_hand)
-        if (auto refused = bind(); refused && refused->code == make_code(errc::wrong_thread)) {
+    if (reactor_ == nullptr && native_ != nullptr && !quiesced_) {
+        // One that only receives, through a shared queue, has not met its reactor yet.
+        std::optional<completion_outcome> refused;
+        if (usage_ != usage::by_hand) refused = bind();
+        if (refused && refused->code == make_code(errc::wrong_thread)) {
             drain.outcome_ = *refused;
             return false;
         }
-    if (reactor_ == nullptr && native_ != nullptr && !quiesced_) {
-        failed_ = quiesced_ = true;
-        root_cause_ = make_code(errc::closed);
-        to_error_state();
-        take_from_device();
+        if (reactor_ == nullptr) {
+            failed_ = quiesced_ = true;
+            root_cause_ = make_code(errc::closed);
+            to_error_state();
+            take_from_device();
+        }
     }
     if (!quiesced_) {
         drains_.push_back(drain);

@@ -96,6 +96,8 @@ class queue_pair_core {
     bool last_wqe() const noexcept { return last_wqe_; }
     /// One of `flushed` was, and no failure is known. With two completion queues that may lie in the other one still.
     void look_for_cause(const work_queue& flushed) noexcept;
+    /// Collects what its completion queues hold now.
+    void sweep() noexcept;
     /// A completion of this queue pair failed. Acts later, in `attend`, when the batch has been read.
     void note_failure(std::error_code code, std::uint32_t vendor_error) noexcept;
     /// A completion queue of it cannot be polled any more.
@@ -132,7 +134,7 @@ class queue_pair_core {
     void post_waiting(work_queue& queue) noexcept;
     void start_failing() noexcept;
     void end_flushes() noexcept;
-    bool post_marker(entry_kind kind) noexcept;
+    void post_marker(entry_kind kind) noexcept;
     std::error_code post(ibv_send_wr* first, ibv_send_wr*& bad) noexcept;
     std::error_code post(ibv_recv_wr* first, ibv_recv_wr*& bad) noexcept;
     template <class Wr>
@@ -141,6 +143,7 @@ class queue_pair_core {
     bool outstanding() const noexcept;
     void keep_alive() noexcept;
     void destroy() noexcept;
+    result<void> destroy_native() noexcept;
     void to_error_state() noexcept;
     bool reset() noexcept;
     void take_from_device() noexcept;

@@ -136,7 +136,6 @@ class reactor_core {
     std::unique_ptr<wait_backend> given_; ///< becomes the backend at the start
     std::unique_ptr<wait_backend> backend_;
     std::vector<std::unique_ptr<completion_pump>> pumps_;
-    std::vector<completion_queue_state*> failed_queues_;
     std::vector<async_source*> event_sources_;
     std::atomic<std::uint64_t> owner_{nobody}; ///< a thread's number
     std::vector<stray_completion> strays_;

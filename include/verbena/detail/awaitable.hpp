@@ -39,11 +39,9 @@ void_to_monostate<decltype(std::declval<Awaiter&>().await_resume())> await_resum
     }
 }
 
-/// Does what `co_await` does up to the suspension, for a `waiter` that is no coroutine. False: complete already, and
-/// the waiter is not resumed. True: it will be, or has been.
+/// Calls `await_suspend`. False: complete already, and the waiter is not resumed. True: it will be, or has been.
 template <class Awaiter>
-bool start(Awaiter& awaiter, std::coroutine_handle<> waiter) {
-    if (awaiter.await_ready()) return false;
+bool suspend(Awaiter& awaiter, std::coroutine_handle<> waiter) {
     using answer = decltype(awaiter.await_suspend(waiter));
     if constexpr (std::is_void_v<answer>) {
         awaiter.await_suspend(waiter);
@@ -56,6 +54,12 @@ bool start(Awaiter& awaiter, std::coroutine_handle<> waiter) {
         next.resume();
         return true;
     }
+}
+
+/// Does what `co_await` does up to the suspension, for a `waiter` that is no coroutine. Answers as `suspend`.
+template <class Awaiter>
+bool start(Awaiter& awaiter, std::coroutine_handle<> waiter) {
+    return !awaiter.await_ready() && suspend(awaiter, waiter);
 }
 
 } // namespace verbena::detail

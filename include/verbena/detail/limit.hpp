@@ -98,19 +98,10 @@ class limited_awaiter final : private limited {
 
     static constexpr bool ends_singly = requires { requires awaiter::ends_singly; };
 
-    bool await_ready() {
-        if constexpr (passes_stop<awaiter>) awaiter_.inherit_stop(errc{});
-        return awaiter_.await_ready();
-    }
+    bool await_ready() { return awaiter_.await_ready(); }
     bool await_suspend(std::coroutine_handle<> waiting) {
         refused_ = limit_.begin(*this);
-        if (refused_ != errc{}) return false;
-        if constexpr (std::is_void_v<decltype(awaiter_.await_suspend(waiting))>) {
-            awaiter_.await_suspend(waiting);
-            return true;
-        } else {
-            return awaiter_.await_suspend(waiting);
-        }
+        return refused_ == errc{} && suspend(awaiter_, waiting);
     }
     gives await_resume() {
         if (refused_ != errc{}) return error(refused_, "await");
