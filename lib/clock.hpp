@@ -16,6 +16,13 @@ class clock_source {
     virtual void wait_until(time_point t) noexcept = 0;
 };
 
+/// The end of time for what would lie behind it.
+template <class Duration>
+time_point after(time_point now, Duration duration) noexcept {
+    const bool ends = duration < std::chrono::floor<Duration>(time_point::max() - now);
+    return ends ? now + duration : time_point::max();
+}
+
 class real_clock final : public clock_source {
   public:
     time_point now() noexcept override { return std::chrono::steady_clock::now(); }

@@ -19,8 +19,7 @@ errc deadline::begin(limited& target) noexcept {
     if (reactor == nullptr) return errc::not_attached;
     if (timeout_ <= std::chrono::nanoseconds::zero()) return cause;
     target_ = &target;
-    const time_point now = reactor->clock().now();
-    reactor->timers.add(*this, timeout_ < time_point::max() - now ? now + timeout_ : time_point::max());
+    reactor->timers.add(*this, after(reactor->clock().now(), timeout_));
     return {};
 }
 

@@ -130,7 +130,7 @@ void queue_pair_core::destroy() noexcept {
     if (native_ != nullptr) {
         // One that was reset is only lost: the device has let go of its buffers.
         if (const auto destroyed = destroy_native(); !destroyed) {
-            if (!quiesced_ && !reset()) never_quiet(destroyed.error());
+            if (!quiesced_) take_from_device();
             log(log_level::error, destroyed.error().message());
         }
         native_ = nullptr;
@@ -187,7 +187,7 @@ std::optional<completion_outcome> queue_pair_core::bind() noexcept {
         return failed_with(errc::queue_failed, "await", "nothing is heard of the completion queue any more");
     reactor_ = &sends->reactor();
     reactor_->pairs.push_back(in_reactor);
-    if (setup_.keepalive.count() > 0) reactor_->timers.add(keepalive_, reactor_->clock().now() + setup_.keepalive);
+    if (setup_.keepalive.count() > 0) reactor_->timers.add(keepalive_, after(reactor_->clock().now(), setup_.keepalive));
     return std::nullopt;
 }
 
@@ -526,7 +526,7 @@ void queue_pair_core::end_flushes() noexcept {
 
 void queue_pair_core::keep_alive() noexcept {
     if (failed_ || noted_) return;
-    reactor_->timers.add(keepalive_, reactor_->clock().now() + setup_.keepalive);
+    reactor_->timers.add(keepalive_, after(reactor_->clock().now(), setup_.keepalive));
     // Of what is sent RC itself tells; and who hears from the peer posts its receives again.
     const bool heard = std::exchange(keepalive_.received, recv_.posted()) != recv_.posted();
     if (connected_ && !heard && send_.empty() && (!recv_.empty() || setup_.srq)) post_marker(entry_kind::probe);
@@ -697,16 +697,11 @@ void queue_pair_core::to_error_state() noexcept {
     ibv_modify_qp(native_, &attr, IBV_QP_STATE);
 }
 
-/// False: refused.
-bool queue_pair_core::reset() noexcept {
+/// EIO of RESET alone may be a refusal: when the device is gone the destruction says it too.
+void queue_pair_core::take_from_device() noexcept {
     ibv_qp_attr attr{};
     attr.qp_state = IBV_QPS_RESET;
-    const auto done = check_errno_value("ibv_modify_qp", [&] { return ibv_modify_qp(native_, &attr, IBV_QP_STATE); });
-    return done || done.error().code() == system_code(EIO);
-}
-
-void queue_pair_core::take_from_device() noexcept {
-    if (reset()) return;
+    if (ibv_modify_qp(native_, &attr, IBV_QP_STATE) == 0) return;
     if (const auto destroyed = destroy_native(); !destroyed) never_quiet(destroyed.error());
 }
 

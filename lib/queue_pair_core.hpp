@@ -145,7 +145,6 @@ class queue_pair_core {
     void destroy() noexcept;
     result<void> destroy_native() noexcept;
     void to_error_state() noexcept;
-    bool reset() noexcept;
     void take_from_device() noexcept;
     work_queue& queue_of(const operation_state& operation) noexcept;
 

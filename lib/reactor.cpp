@@ -74,7 +74,7 @@ result<unsigned> reactor::poll(unsigned budget) { return core_->poll(budget); }
 void reactor::stop() noexcept { core_->stop(); }
 void reactor::post(std::function<void()> function) { core_->post(std::move(function)); }
 sleep_operation reactor::sleep_for(std::chrono::nanoseconds duration) noexcept {
-    return {core_.get(), core_->clock().now() + duration};
+    return {core_.get(), detail::after(core_->clock().now(), duration)};
 }
 result<event_stream> reactor::events(const context& context) {
     auto core = core_->events(detail::access::state(context));

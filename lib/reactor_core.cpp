@@ -367,7 +367,7 @@ std::optional<time_point> reactor_core::next_wake() {
         const time_point now = clock_->now();
         if (next_check_ <= now) {
             check_queues(now);
-            next_check_ = now + check_interval_;
+            next_check_ = after(now, check_interval_);
         }
         if (!wake || next_check_ < *wake) wake = next_check_;
     }

@@ -141,7 +141,7 @@ class reactor_core {
     std::vector<stray_completion> strays_;
     list<readable_watch> readables_;
     time_point next_check_{};
-    std::chrono::nanoseconds check_interval_;
+    std::chrono::milliseconds check_interval_;
 
     std::atomic<bool> posted_waiting_{false}; ///< functions, or mail
     std::atomic<bool> mail_waiting_{false};

@@ -21,8 +21,9 @@ bool quiet(std::span<const std::byte> bytes) {
 TEST_CASE("a coroutine destroyed while its completion is held leaves its buffer quiet") {
     const support::deadline limit(std::chrono::seconds{60});
     for (const auto& name : devices())
-        for (const bool receives : {false, true}) {
-            INFO(name << (receives ? ", a receive" : ", a read"));
+        for (const auto& [receives, refused] :
+             {std::pair(false, 0), {true, 0}, {false, ENOMEM}, {true, ENOMEM}, {false, EIO}, {true, EIO}}) {
+            INFO(name << (receives ? ", a receive" : ", a read") << ", RESET answers " << refused);
             lab l(name);
             l.control.write_late(true);
             l.hold();
@@ -39,6 +40,7 @@ TEST_CASE("a coroutine destroyed while its completion is held leaves its buffer 
             l.turns();
             const auto held = l.control.held();
             CHECK(held.size() == (receives ? 4 : 2));
+            if (refused != 0) l.control.fail("ibv_modify_qp", {.value = refused, .times = 2});
             children.destroy(0);
             std::ranges::fill(l.bytes(0), pattern);
             std::ranges::fill(l.bytes(1), pattern);
