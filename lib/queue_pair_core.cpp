@@ -187,7 +187,8 @@ std::optional<completion_outcome> queue_pair_core::bind() noexcept {
         return failed_with(errc::queue_failed, "await", "nothing is heard of the completion queue any more");
     reactor_ = &sends->reactor();
     reactor_->pairs.push_back(in_reactor);
-    if (setup_.keepalive.count() > 0) reactor_->timers.add(keepalive_, after(reactor_->clock().now(), setup_.keepalive));
+    if (setup_.keepalive.count() > 0)
+        reactor_->timers.add(keepalive_, after(reactor_->clock().now(), setup_.keepalive));
     return std::nullopt;
 }
 
@@ -244,8 +245,8 @@ std::optional<completion_outcome> queue_pair_core::admit(const work_request* req
         return failed_with(errc::invalid_argument, "await", "more requests than the queue holds");
     for (std::uint32_t i = 0; i < count; ++i) {
         if (const char* mistake = mistake_in(requests[i])) return failed_with(errc::invalid_argument, "await", mistake);
-        if ((requests[i].kind == work_kind::recv) != receives)
-            return failed_with(errc::invalid_argument, "await", "a chain belongs to one queue");
+        if (count > 1 && requests[i].kind == work_kind::recv)
+            return failed_with(errc::invalid_argument, "await", "a receive in a chain");
     }
     usage_ = usage::awaited;
     return std::nullopt;

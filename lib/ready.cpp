@@ -14,11 +14,10 @@ constinit thread_local ready_queue* current = nullptr;
 unsigned ready_queue::run(unsigned budget) {
     std::exception_ptr first;
     unsigned count = 0;
-    ready_node mark; // behind those who are here now; it has no coroutine
-    nodes_.push_back(mark);
-    while (mark.linked() || (count < budget && !nodes_.empty())) {
-        const auto continuation = nodes_.pop_front().continuation;
-        if (!continuation) continue;
+    list<ready_node> present;
+    present.splice(nodes_);
+    while (!present.empty() || (count < budget && !nodes_.empty())) {
+        const auto continuation = (present.empty() ? nodes_ : present).pop_front().continuation;
         ++count;
         try {
             continuation.resume();

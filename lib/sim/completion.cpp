@@ -53,15 +53,19 @@ std::size_t device::release_pending(completion_queue* cq) {
     return released;
 }
 
+/// The region that a receive or read of this slice writes to; null if its slice is wrong.
+const region* device::written_by(const ibv_sge& slice) const noexcept {
+    const region* mr = regions.find(slice.lkey);
+    return mr != nullptr && mr->covers(slice.addr, slice.length, IBV_ACCESS_LOCAL_WRITE) ? mr : nullptr;
+}
+
 // A region that is gone by now belongs to a program that gave its memory back too early: nothing is written. Nor is it
 // by a request that was never looked at and has a wrong slice.
 void device::write(late_write& late) noexcept {
     std::size_t written = 0;
     for (const ibv_sge& slice : late.slices) {
         const std::size_t part = std::min<std::size_t>(slice.length, late.bytes.size() - written);
-        const region* mr = regions.find(slice.lkey);
-        if (mr != nullptr && mr->covers(slice.addr, slice.length, IBV_ACCESS_LOCAL_WRITE))
-            std::memcpy(mr->at(slice.addr), late.bytes.data() + written, part);
+        if (const region* mr = written_by(slice)) std::memcpy(mr->at(slice.addr), late.bytes.data() + written, part);
         written += part;
     }
 }

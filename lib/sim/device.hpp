@@ -231,6 +231,7 @@ struct device {
     }
     void complete(completion_queue& cq, const completion& c, late_write* late = nullptr);
     void delay(completion_queue& cq, const completion& c, late_write* late);
+    const region* written_by(const ibv_sge& slice) const noexcept;
     void write(late_write& late) noexcept;
     void send_event(completion_queue& cq);
     void deliver(std::list<pending_completion>::iterator at);

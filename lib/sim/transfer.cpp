@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <span>
 #include <utility>
 
 namespace verbena::sim {
@@ -411,7 +412,15 @@ void retry(device& d, queue_pair& q) {
 /// Junk for everything that the device might have written; nothing unless the control wants it.
 std::optional<late_write> spoil(device& d, const ibv_sge* slices, std::uint32_t count, std::uint32_t length) {
     if (!d.slow || !d.control.write_late || length == 0) return std::nullopt;
-    return late_write{{slices, slices + count}, std::vector<std::byte>(length, junk)};
+    late_write late;
+    std::size_t bytes = 0;
+    for (const ibv_sge& slice : std::span(slices, count)) {
+        if (d.written_by(slice) == nullptr) continue;
+        late.slices.push_back(slice);
+        bytes += slice.length;
+    }
+    late.bytes.assign(std::min<std::size_t>(bytes, length), junk);
+    return late;
 }
 std::optional<late_write> spoil(device& d, queue_pair& q, std::uint32_t send) {
     const auto& w = q.sends.request(send);

@@ -108,7 +108,7 @@ TEST_CASE("chain: takes a place for each request, and waits until there are as m
     CHECK(f.outstanding() == 0);
 }
 
-TEST_CASE("chain: longer than the queue, or of both queues, is refused") {
+TEST_CASE("chain: longer than the queue, or with a receive in it, is refused") {
     VERBENA_REQUIRE_DEVICE(device);
     fixture f(device, 2);
     f.engine.reactor.run([&]() -> vb::task<> {
@@ -117,9 +117,13 @@ TEST_CASE("chain: longer than the queue, or of both queues, is refused") {
         auto refused = co_await f.wire.left.chain(part, part, part);
         REQUIRE(!refused.has_value());
         CHECK(refused.error() == vb::errc::invalid_argument);
-        auto mixed = co_await f.wire.left.chain(part, vb::recv_request{f.here.slice(0, 64)});
+        const vb::recv_request receive{f.here.slice(0, 64)};
+        auto mixed = co_await f.wire.left.chain(part, receive);
         REQUIRE(!mixed.has_value());
         CHECK(mixed.error() == vb::errc::invalid_argument);
+        auto receives = co_await f.wire.left.chain(receive, receive);
+        REQUIRE(!receives.has_value());
+        CHECK(receives.error() == vb::errc::invalid_argument);
         CHECK(f.outstanding() == 0);
 
         vb::scope scope;

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -158,7 +157,7 @@ TEST_CASE("closing before removal has no effect until the removal", "[ring]") {
 TEST_CASE("a reused descriptor number belongs to its new watch alone", "[backend]") {
     BACKEND_OR_SKIP(backend, EVERY_BACKEND);
     recorder before, after;
-    std::optional<event_fd> fd{std::in_place};
+    auto fd = std::make_unique<event_fd>();
     after.then = [&] { fd->take(); };
     const int number = fd->get();
     REQUIRE(backend->add(before, number, POLLIN));
@@ -166,7 +165,7 @@ TEST_CASE("a reused descriptor number belongs to its new watch alone", "[backend
     fd->signal();
     REQUIRE(backend->remove(before));
     fd.reset();
-    fd.emplace();
+    fd = std::make_unique<event_fd>();
     REQUIRE(fd->get() == number);
     REQUIRE(backend->add(after, number, POLLIN));
     CHECK(settle(*backend) == 0);

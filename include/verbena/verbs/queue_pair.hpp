@@ -158,7 +158,7 @@ class VERBENA_API queue_pair {
         return {core_.get(),
                 compare_swap_request{.local = local, .remote = remote, .expected = expected, .desired = desired}};
     }
-    /// `qp.chain(write_request{…}, send_request{…})`: the `signaled` of all but the last is disregarded.
+    /// `qp.chain(write_request{…}, send_request{…})`: the `signaled` of all but the last is disregarded; no receives.
     template <std::convertible_to<work_request>... Requests>
     chain_operation<sizeof...(Requests)> chain(const Requests&... requests) const noexcept {
         return {core_.get(), std::array<work_request, sizeof...(Requests)>{static_cast<work_request>(requests)...}};
