@@ -103,6 +103,9 @@ void work_queue::end_entry(reactor_core& reactor, table_entry& entry, const ibv_
     switch (entry.kind) {
     case entry_kind::awaited: {
         operation_state& operation = *entry.operation;
+        // A signaled request of the chain may have lost its completion, and the chain is gone before it ends.
+        for (table_entry* e = entry.previous; e != nullptr && e->kind == entry_kind::member; e = e->previous)
+            e->kind = entry_kind::quiet;
         if (failure != nullptr) {
             end_operation(reactor, operation, *failure);
             break;
