@@ -16,7 +16,6 @@ namespace {
 
 using kind = async_event_kind;
 
-constexpr unsigned terminal = POLLERR | POLLHUP | POLLRDHUP | POLLNVAL; // whatever a read says
 constexpr std::size_t many_notices = 1024;
 
 /// The element lives until the event is acked.
@@ -177,7 +176,7 @@ void async_source::reactor_gone() noexcept {
 }
 
 void async_source::ready(unsigned events) noexcept {
-    read((events & terminal) != 0);
+    read((events & terminal_events) != 0);
     serve();
 }
 

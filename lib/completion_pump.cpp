@@ -213,7 +213,7 @@ void completion_pump::ready(unsigned events) noexcept {
     // still send is taken too, and everything when nothing was expected.
     const bool unexpected = armed_ + owing_ == 0;
     while ((unexpected || armed_ + owing_ > 0) && take_event()) {}
-    if ((events & (POLLERR | POLLHUP | POLLRDHUP | POLLNVAL)) != 0) fail(); // the end, whatever a read says
+    if ((events & terminal_events) != 0) fail();
 }
 
 void completion_pump::take_all_events() noexcept {

@@ -16,8 +16,8 @@ const char* describe(errc condition) noexcept {
     case errc::invalid_argument: return "invalid argument";
     case errc::resource: return "out of a resource";
     case errc::unsupported: return "not supported here";
-    case errc::attached: return "the completion queue is attached to a reactor";
-    case errc::not_attached: return "the completion queue is not attached to a reactor";
+    case errc::attached: return "attached to a reactor already";
+    case errc::not_attached: return "not attached to a reactor";
     case errc::in_use: return "in use";
     case errc::not_connected: return "the queue pair is not ready";
     case errc::closed: return "closed";
@@ -131,6 +131,7 @@ error& error::with_note(std::string note) {
 std::string error::message() const {
     auto text = fmt::format("{}: {}", verb_, code_.message());
     if (note_) text += fmt::format(" ({})", *note_);
+    if (qp_num_ == 0 && vendor_error_ != 0) text += fmt::format(" [vendor error {:#x}]", vendor_error_);
     if (qp_num_ != 0) text += fmt::format(" [queue pair {}, vendor error {:#x}]", qp_num_, vendor_error_);
     if (root_cause_ && root_cause_ != code_) text += fmt::format("; root cause: {}", root_cause_.message());
     return text;

@@ -8,6 +8,7 @@
 namespace verbena::detail {
 
 class operation_state;
+class query_state;
 class receiver_core;
 class work_queue;
 struct buffer_pool_state;
@@ -15,7 +16,7 @@ struct buffer_pool_state;
 /// Who learns of a completion.
 enum class entry_kind : std::uint8_t {
     free,
-    quiet,   ///< nobody: an unsignaled send, resumed when it was posted; a flush marker
+    quiet,   ///< nobody: an unsignaled send, resumed when it was posted; a flush marker; a query that was cancelled
     probe,   ///< nobody: a sign of life is wanted
     awaited, ///< an operation: the last request of it
     member,  ///< an operation: an earlier request of its chain
@@ -33,6 +34,7 @@ struct table_entry {
         operation_state* operation;
         receiver_core* receiver;
         buffer_pool_state* pool;
+        query_state* query; ///< in the table of a command channel
     };
     std::uint64_t sequence = 0; ///< position in its queue since the queue was made
     std::uint32_t slot = 0;     ///< of the receiver or the pool
@@ -43,7 +45,7 @@ struct table_entry {
 };
 
 /// Maps a `wr_id` to the request that carries it: 16 bits of a magic drawn anew for every table of the process, 26
-/// bits of the entry's generation, 22 bits of its index. One per reactor; grows in chunks, whose addresses stay.
+/// bits of the entry's generation, 22 bits of its index. One per reactor, and per command channel; grows in chunks, whose addresses stay.
 class operation_table {
   public:
     static constexpr std::size_t max_entries = std::size_t{1} << 22;

@@ -91,6 +91,10 @@ reactor_core::~reactor_core() {
         pair.unbind();
     }
     while (!readables_.empty()) (void)unwatch(readables_.front()).has_value();
+    for (readable_source* source : std::exchange(readable_sources_, {})) {
+        unwatch(*source);
+        source->reactor_gone();
+    }
     for (async_source* source : std::exchange(event_sources_, {})) source->reactor_gone();
     if (backend_)
         for (const auto& pump : pumps_) {
@@ -125,6 +129,11 @@ result<void> reactor_core::start() {
         }
     for (async_source* source : event_sources_)
         if (auto watching = source->start(*backend_); !watching) {
+            backend_.reset();
+            return watching;
+        }
+    for (readable_source* source : readable_sources_)
+        if (auto watching = backend_->add(*source, source->fd(), POLLIN); !watching) {
             backend_.reset();
             return watching;
         }
@@ -174,6 +183,8 @@ void reactor_core::mail() noexcept {
 
 void reactor_core::device_lost(const context_state& context) noexcept {
     for (const auto& pump : pumps_) pump->device_lost(context);
+    // One that was closing leaves.
+    for (readable_source* source : std::vector(readable_sources_)) source->device_lost(context);
     receivers.for_each([&](receiver_link& link) {
         if (link.receiver->domain()->context.get() == &context)
             link.receiver->fail(error(errc::device_removed, "receiver"));
@@ -259,6 +270,23 @@ result<void> reactor_core::detach(completion_queue_state& queue) {
     return {};
 }
 
+result<void> reactor_core::attach(readable_source& source) {
+    if (backend_)
+        if (auto watching = backend_->add(source, source.fd(), POLLIN); !watching) return watching;
+    readable_sources_.push_back(&source);
+    return {};
+}
+
+void reactor_core::unwatch(readable_source& source) noexcept {
+    source.unlink();
+    if (backend_ && source.watching()) (void)backend_->remove(source).has_value();
+}
+
+void reactor_core::detach(readable_source& source) noexcept {
+    unwatch(source);
+    std::erase(readable_sources_, &source);
+}
+
 void reactor_core::sweep(completion_queue_state& queue) noexcept {
     if (process.forked()) return;
     if (attached_queue* attached = attachment_of(queue)) attached->sweep();
@@ -297,6 +325,8 @@ void reactor_core::flush_batches() noexcept {
 unsigned reactor_core::drain(unsigned budget) noexcept {
     unsigned total = 0;
     for (const auto& pump : pumps_) total += pump->drain(budget);
+    list<readable_source> now; // what is left to read comes in the next turn
+    for (now.splice(readable); !now.empty();) total += now.pop_front().drain(budget);
     return total;
 }
 
@@ -396,7 +426,9 @@ result<unsigned> reactor_core::park(bool& found) {
         return 0;
     }
     settle();
-    if (!ready.empty() || !batches.empty() || posted_waiting_.load() || stops->waiting() || stopping_.load()) return 0;
+    if (!ready.empty() || !readable.empty() || !batches.empty() || posted_waiting_.load() || stops->waiting() ||
+        stopping_.load())
+        return 0;
     ++counters.parks;
     auto woken = backend_->wait(deadline);
     if (!woken) return woken;

@@ -8,6 +8,7 @@
 #include "queue_pair_core.hpp"
 #include "readable_watch.hpp"
 #include "receiver_core.hpp"
+#include "source.hpp"
 #include "stop_inbox.hpp"
 #include "wait_backend.hpp"
 
@@ -41,6 +42,10 @@ class reactor_core {
     result<void> attach(std::shared_ptr<completion_queue_state> queue, std::span<poll_slot> slots,
                         const attach_options& options);
     result<void> detach(completion_queue_state& queue);
+    result<void> attach(readable_source& source);
+    /// Its descriptor is not looked at any more; to be repeated is harmless.
+    void unwatch(readable_source& source) noexcept;
+    void detach(readable_source& source) noexcept;
     void run_until(root_base& root);
     result<unsigned> poll(unsigned budget);
     void stop() noexcept;
@@ -101,6 +106,7 @@ class reactor_core {
     list<pair_link> attention; ///< to be attended to after the batch
     list<pair_link> batches;   ///< have something to flush
     list<receiver_link> receivers;
+    list<readable_source> readable; ///< to be drained
     bool returned_receives = false; ///< a receiver has buffers to post again
     bool looking_for_cause = false; ///< a completion queue is read in the middle of another's batch
     reactor_stats counters;
@@ -137,6 +143,7 @@ class reactor_core {
     std::unique_ptr<wait_backend> backend_;
     std::vector<std::unique_ptr<completion_pump>> pumps_;
     std::vector<async_source*> event_sources_;
+    std::vector<readable_source*> readable_sources_;
     std::atomic<std::uint64_t> owner_{nobody}; ///< a thread's number
     std::vector<stray_completion> strays_;
     list<readable_watch> readables_;

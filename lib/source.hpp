@@ -1,6 +1,12 @@
 #pragma once
 
+#include "wait_backend.hpp"
+
+#include <verbena/detail/list.hpp>
+
 namespace verbena::detail {
+
+struct context_state;
 
 /// What a reactor serves: something that is drained while it is busy and armed before it sleeps.
 class source {
@@ -16,6 +22,20 @@ class source {
 
   protected:
     ~source() = default;
+};
+
+/// One that is drained only after its descriptor was reported: it puts itself on the reactor's list, in `ready`, and
+/// anew if its budget did not suffice.
+class readable_source : public watch, public list_node {
+  public:
+    virtual int fd() const noexcept = 0;
+    virtual unsigned drain(unsigned budget) noexcept = 0;
+    /// Resumes nobody. It is neither called nor watched any more.
+    virtual void reactor_gone() noexcept = 0;
+    virtual void device_lost(const context_state& context) noexcept = 0;
+
+  protected:
+    ~readable_source() = default;
 };
 
 } // namespace verbena::detail

@@ -8,7 +8,12 @@
 #include <limits>
 #include <optional>
 
+#include <poll.h>
+
 namespace verbena::detail {
+
+/// The end of what can come in, whatever a read of the descriptor says.
+inline constexpr unsigned terminal_events = POLLERR | POLLHUP | POLLRDHUP | POLLNVAL;
 
 /// Interest in one file descriptor. Owned by the caller; must be removed, or its backend destroyed, before it dies.
 class watch {

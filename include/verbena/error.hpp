@@ -15,8 +15,8 @@ enum class errc {
     invalid_argument = 1, ///< the call cannot be right, whatever the state: EINVAL, a size out of range
     resource,             ///< memory, descriptors or device objects have run out: ENOMEM, EMFILE, ENFILE
     unsupported,          ///< this device, kernel or build cannot: EOPNOTSUPP, ENOSYS
-    attached,             ///< the completion queue belongs to a reactor already
-    not_attached,         ///< the completion queue belongs to no reactor, or its reactor is gone
+    attached,             ///< the completion queue or command channel belongs to a reactor already
+    not_attached,         ///< the completion queue or command channel belongs to no reactor, or its reactor is gone
     in_use,               ///< another user holds it: EBUSY, capacity reserved by queue pairs, hand posts beside awaits
     not_connected,        ///< the queue pair is not ready for this: RESET or INIT for a send
     closed,               ///< the object was closed or destroyed under the operation
@@ -53,7 +53,7 @@ class VERBENA_API error {
     std::error_code code() const noexcept { return code_; }
     /// The verb or function that failed, a string literal: "ibv_create_cq".
     const char* verb() const noexcept { return verb_; }
-    /// `ibv_wc.vendor_err` of a failed completion, else 0.
+    /// `ibv_wc.vendor_err` of a failed completion, the syndrome of a DEVX command that the firmware refused, else 0.
     std::uint32_t vendor_error() const noexcept { return vendor_error_; }
     /// The queue pair a failed completion belongs to, else 0.
     std::uint32_t qp_num() const noexcept { return qp_num_; }

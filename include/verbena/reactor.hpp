@@ -21,6 +21,9 @@ namespace detail {
 class reactor_core;
 class readable_watch;
 } // namespace detail
+namespace mlx5 {
+class command_channel;
+}
 
 struct reactor_options {
     wait_policy wait = wait_policy::spin_then_park(std::chrono::microseconds{20});
@@ -173,6 +176,10 @@ class VERBENA_API reactor {
     result<void> attach(const completion_queue& queue, std::span<poll_slot> slots, const attach_options& options = {});
     /// Quiesces every queue pair of the queue, whose operations end with `connection_reset`, and lets it go.
     result<void> detach(const completion_queue& queue);
+
+    /// Reads the channel's responses from now on, until it is closed. `attached`: it is read already; `invalid_argument`:
+    /// an empty channel; `closed`; `device_removed`. For builds with DEVX (`mlx5/command_channel.hpp`).
+    result<void> attach(const mlx5::command_channel& channel);
 
     /// Runs until the task has ended, and gives what it gave or throws what it threw. Throws `std::system_error`:
     /// without a wait backend; `wrong_thread`; `stopped` if `stop` came first, which destroys the task. What a foreign

@@ -69,10 +69,11 @@ error no_device() {
     return error(errc::not_found, "ibv_get_device_list").with_note("there is no RDMA device: " + remedy());
 }
 
-result<std::shared_ptr<detail::context_state>> open_device(ibv_device* device) {
+result<std::shared_ptr<detail::context_state>> open_device(ibv_device* device, const char* verb = "ibv_open_device",
+                                                           detail::device_opener open = ibv_open_device) {
     auto state = std::make_shared<detail::context_state>();
     state->name = ibv_get_device_name(device);
-    auto native = check_pointer("ibv_open_device", [&] { return ibv_open_device(device); });
+    auto native = check_pointer(verb, [&] { return open(device); });
     if (!native) {
         auto e = std::move(native).error();
         if (auto trouble = trouble_with(device->dev_name); !trouble.empty()) e.with_note(std::move(trouble));
@@ -108,7 +109,47 @@ link_layer link_layer_of(std::uint8_t native) noexcept {
 
 namespace detail {
 context_state::~context_state() {
+    for (aside& one : aside_)
+        if (!one.thread.joinable())
+            one.call();
+        else if (process.forked())
+            one.thread.detach(); // it runs in the parent
+        else
+            one.thread.join();
     if (native) destroy(*this, "ibv_close_device", [&] { return ibv_close_device(native); });
+}
+
+void context_state::run_aside(std::function<void()> call) {
+    const std::lock_guard lock(aside_mutex_);
+    std::erase_if(aside_, [](aside& one) {
+        if (!one.ended.load()) return false;
+        one.thread.join();
+        return true;
+    });
+    aside& one = aside_.emplace_back();
+    one.call = std::move(call);
+    try {
+        one.thread = std::thread([&one] {
+            one.call();
+            one.ended.store(true);
+        });
+    } catch (const std::system_error&) {
+        log(log_level::warning, "no thread for what may block: it waits until its device is closed");
+    }
+}
+
+result<context> open_context(std::string_view name, const char* verb, device_opener open) {
+    auto devices = list_devices();
+    if (!devices) return devices.error();
+    if (devices->devices.empty()) return no_device();
+    for (auto* device : devices->devices) {
+        if (name != ibv_get_device_name(device)) continue;
+        auto state = open_device(device, verb, open);
+        if (!state) return state.error();
+        return access::make<context>(*std::move(state));
+    }
+    return error(errc::not_found, verb)
+        .with_note(fmt::format("there is no device \"{}\"; there are: {}", name, fmt::join(devices->names(), ", ")));
 }
 } // namespace detail
 
@@ -137,17 +178,7 @@ result<std::vector<std::string>> context::list() {
 }
 
 result<context> context::open(std::string_view name) {
-    auto devices = list_devices();
-    if (!devices) return devices.error();
-    if (devices->devices.empty()) return no_device();
-    for (auto* device : devices->devices) {
-        if (name != ibv_get_device_name(device)) continue;
-        auto state = open_device(device);
-        if (!state) return state.error();
-        return context(*std::move(state));
-    }
-    return error(errc::not_found, "ibv_open_device")
-        .with_note(fmt::format("there is no device \"{}\"; there are: {}", name, fmt::join(devices->names(), ", ")));
+    return detail::open_context(name, "ibv_open_device", ibv_open_device);
 }
 
 result<context> context::open_default() {

@@ -14,9 +14,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -46,7 +50,23 @@ struct context_state {
     context_state(const context_state&) = delete;
     context_state& operator=(const context_state&) = delete;
     ~context_state();
+
+    /// Makes a call that may block on a thread of its own, which ends before the device is closed.
+    void run_aside(std::function<void()> call);
+
+  private:
+    struct aside {
+        std::function<void()> call;
+        std::atomic<bool> ended{false};
+        std::thread thread; ///< not joinable: there was none to be had
+    };
+    std::mutex aside_mutex_; ///< guards
+    std::list<aside> aside_;
 };
+
+using device_opener = ibv_context* (*)(ibv_device*);
+/// By name; `verb` is what the opener calls.
+result<context> open_context(std::string_view name, const char* verb, device_opener open);
 
 struct protection_domain_state {
     std::shared_ptr<context_state> context;

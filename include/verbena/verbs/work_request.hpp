@@ -353,9 +353,9 @@ class [[nodiscard]] flush_operation {
     detail::queue_pair_core* qp_;
 };
 
-/// What `queue_pair::drain` and `close` give.
+/// What `queue_pair::drain` and `close` give, and `mlx5::command_channel::close`.
 struct drain_report {
-    std::uint32_t missing = 0; ///< requests of which the device never reported the end
+    std::uint32_t missing = 0; ///< requests, or commands, of which the device never reported the end
 };
 
 class [[nodiscard]] drain_operation {
