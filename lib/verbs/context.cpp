@@ -109,13 +109,12 @@ link_layer link_layer_of(std::uint8_t native) noexcept {
 
 namespace detail {
 context_state::~context_state() {
-    for (aside& one : aside_)
-        if (!one.thread.joinable())
+    for (aside& one : aside_) {
+        if (one.thread.joinable())
+            process.forked() ? one.thread.detach() : one.thread.join(); // in a fork it runs in the parent
+        else if (!process.forked())
             one.call();
-        else if (process.forked())
-            one.thread.detach(); // it runs in the parent
-        else
-            one.thread.join();
+    }
     if (native) destroy(*this, "ibv_close_device", [&] { return ibv_close_device(native); });
 }
 

@@ -1,0 +1,152 @@
+#pragma once
+
+// A simulated mlx5 device with its remote control, and a reactor that reads a command channel of it.
+
+#include "device/by_hand.hpp"
+#include "support/deadline.hpp"
+
+#include <verbena/mlx5/command_channel.hpp>
+#include <verbena/mlx5/error.hpp>
+#include <verbena/mlx5/general_command.hpp>
+#include <verbena/mlx5/object.hpp>
+#include <verbena/mlx5/open_context.hpp>
+#include <verbena/sim/control.hpp>
+#include <verbena/sim/devx_control.hpp>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace devx {
+
+namespace vb = verbena;
+namespace mlx5 = verbena::mlx5;
+namespace sim = verbena::sim;
+using namespace std::chrono_literals;
+using support::ending_log;
+
+using command = std::array<std::byte, 32>;
+template <std::size_t bytes = 64>
+using output = std::array<std::byte, bytes>;
+
+inline constexpr std::uint16_t create_general = 0xa00, modify_general = 0xa01, query_general = 0xa02;
+inline constexpr std::uint16_t alloc_counter = 0x939, query_counter = 0x93b;
+inline constexpr std::uint16_t general_type = 0x27;
+
+inline void put(std::span<std::byte> to, std::uint64_t value) {
+    for (std::size_t i = 0; i < to.size(); ++i) to[i] = static_cast<std::byte>(value >> 8 * (to.size() - 1 - i));
+}
+inline std::uint64_t get(std::span<const std::byte> from) {
+    std::uint64_t value = 0;
+    for (const std::byte b : from) value = value << 8 | std::to_integer<std::uint64_t>(b);
+    return value;
+}
+
+inline command make_command(std::uint16_t opcode, std::uint16_t type = 0) {
+    command c{};
+    put(std::span(c).first(2), opcode);
+    put(std::span(c).subspan(6, 2), type);
+    return c;
+}
+
+/// An object of the device, and the commands for it.
+struct thing {
+    thing(const vb::context& device, bool general_object) : general(general_object) {
+        output<16> out;
+        handle = mlx5::object::create(
+                     device, general ? make_command(create_general, general_type) : make_command(alloc_counter), out)
+                     .value();
+        id = static_cast<std::uint32_t>(get(std::span(out).subspan(8, 4)));
+    }
+
+    command query(std::uint64_t number) const {
+        command c = general ? make_command(query_general, general_type) : make_command(query_counter);
+        put(std::span(c).subspan(general ? 8 : 28, 4), id);
+        put(std::span(c).subspan(16, 8), number);
+        return c;
+    }
+    /// Whether this is what the device answers.
+    bool answers(std::span<const std::byte> out, std::uint64_t number) const {
+        if (get(out.first(8)) != 0 || get(out.subspan(8, 4)) != id || get(out.subspan(16, 8)) != number) return false;
+        for (std::size_t i = 24; i < out.size(); ++i)
+            if (out[i] != static_cast<std::byte>(number + i)) return false;
+        return true;
+    }
+
+    bool general;
+    mlx5::object handle;
+    std::uint32_t id = 0;
+};
+
+/// The device as new, before and after.
+struct fresh_device {
+    sim::control control{"sim0"};
+    sim::devx_control devx{"sim0"};
+
+    fresh_device() { renew(); }
+    fresh_device(const fresh_device&) = delete;
+    fresh_device& operator=(const fresh_device&) = delete;
+    ~fresh_device() { renew(); }
+    void renew() {
+        devx.reset();
+        control.reset();
+        control.insert();
+    }
+};
+
+struct rig : fresh_device {
+    explicit rig(std::size_t max_response = 4096)
+        : device(mlx5::open_context("sim0").value()),
+          reactor({.wait = vb::wait_policy::park_at_once(), .safety_repoll = 0ms}),
+          channel(mlx5::command_channel::create(device, {.max_response = max_response}).value()),
+          counter(device, false), general(device, true) {
+        reactor.attach(channel).value();
+    }
+    ~rig() { devx.reset(); } // else the context waits for what is held
+
+    template <class Condition>
+    void turn_until(Condition condition) {
+        support::turn_until(reactor, condition);
+    }
+    void turns() { support::some_turns(reactor); }
+    void finish(vb::scope& scope) {
+        reactor.run([](vb::scope& s) -> vb::task<> { co_await s.join(); }(scope));
+    }
+    /// Runs while a coroutine sleeps, and answers how many turns that took.
+    std::uint64_t idle_turns() {
+        const auto before = reactor.stats().turns;
+        reactor.run([](vb::reactor& r) -> vb::task<> { co_await r.sleep_for(50ms); }(reactor));
+        return reactor.stats().turns - before;
+    }
+
+    vb::context device;
+    vb::reactor reactor;
+    mlx5::command_channel channel;
+    thing counter;
+    thing general;
+};
+
+/// Queries once. What it gets must be its own.
+inline vb::task<> ask(const mlx5::command_channel& channel, const thing& of, std::uint64_t number, ending_log& log) {
+    output<> out{};
+    const auto in = of.query(number);
+    const auto got = co_await channel.query(of.handle, in, out);
+    if (got) {
+        CHECK(got->certain());
+        CHECK(got->bytes().data() == out.data());
+        CHECK(of.answers(got->bytes(), number));
+    }
+    log.add(got);
+}
+
+/// All failed alike.
+inline bool all_are(const std::vector<vb::error>& failures, vb::errc condition) {
+    return std::ranges::all_of(failures, [&](const vb::error& e) { return e == condition; });
+}
+
+} // namespace devx
