@@ -45,7 +45,8 @@ struct table_entry {
 };
 
 /// Maps a `wr_id` to the request that carries it: 16 bits of a magic drawn anew for every table of the process, 26
-/// bits of the entry's generation, 22 bits of its index. One per reactor, and per command channel; grows in chunks, whose addresses stay.
+/// bits of the entry's generation, 22 bits of its index. One per reactor, and one per command channel; grows in chunks,
+/// whose addresses stay.
 class operation_table {
   public:
     static constexpr std::size_t max_entries = std::size_t{1} << 22;

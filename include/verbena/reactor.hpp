@@ -177,8 +177,9 @@ class VERBENA_API reactor {
     /// Quiesces every queue pair of the queue, whose operations end with `connection_reset`, and lets it go.
     result<void> detach(const completion_queue& queue);
 
-    /// Reads the channel's responses from now on, until it is closed. `attached`: it is read already; `invalid_argument`:
-    /// an empty channel; `closed`; `device_removed`. For builds with DEVX (`mlx5/command_channel.hpp`).
+    /// Reads the channel's responses from now on, until it is closed. `attached`: a reactor reads it already;
+    /// `invalid_argument`: an empty channel; `closed`; `device_removed`. For builds with DEVX
+    /// (`mlx5/command_channel.hpp`).
     result<void> attach(const mlx5::command_channel& channel);
 
     /// Runs until the task has ended, and gives what it gave or throws what it threw. Throws `std::system_error`:

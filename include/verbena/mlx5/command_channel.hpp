@@ -165,13 +165,13 @@ struct command_channel_stats {
 /// allocated once.
 ///
 /// Move-only, keeps its context open. Reactor-bound once it is attached, before that one thread at a time. Destroying
-/// it ends its queries with `closed`, and never waits for the device: with commands outstanding the descriptor is closed
-/// by a thread that ends before the context is closed, so that whoever drops that last may wait.
+/// it ends its queries with `closed`, and never waits for the device: with commands outstanding a thread closes the
+/// descriptor, and ends before the context is closed, so that whoever drops that last may wait.
 /// Source: mlx5dv_devx_create_cmd_comp(3).
 class VERBENA_API command_channel {
   public:
-    /// The descriptor is made non-blocking. Errors: `unsupported`: no DEVX, `invalid_argument`: an empty context, a size
-    /// out of range; `resource`; `device_removed`.
+    /// The descriptor is made non-blocking. Errors: `unsupported`: no DEVX; `invalid_argument`: an empty context, or a
+    /// size out of range; `resource`; `device_removed`.
     static result<command_channel> create(const verbena::context& context, const command_channel_options& options);
 
     command_channel() noexcept;
