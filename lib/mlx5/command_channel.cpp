@@ -23,6 +23,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
+constexpr auto create_verb = "mlx5dv_devx_create_cmd_comp";
 constexpr auto query_verb = "command_channel::query";
 constexpr auto issue_verb = "mlx5dv_devx_obj_query_async";
 constexpr auto read_verb = "mlx5dv_devx_get_async_cmd_comp";
@@ -76,10 +77,16 @@ bool channel_close_state::submit() noexcept {
 
 // ---- the channel
 
-command_channel_core::command_channel_core(std::shared_ptr<context_state> context, mlx5dv_devx_cmd_comp* native,
-                                           std::size_t max_response)
-    : context_(std::move(context)), native_(native), max_response_(max_response),
+command_channel_core::command_channel_core(std::shared_ptr<context_state> context, std::size_t max_response)
+    : context_(std::move(context)), max_response_(max_response),
       buffer_(std::make_unique<std::byte[]>(sizeof(mlx5dv_devx_async_cmd_hdr) + max_response)) {}
+
+result<void> command_channel_core::open() {
+    auto native = check_pointer(create_verb, [&] { return mlx5dv_devx_create_cmd_comp(context_->native); });
+    if (!native) return native.error();
+    native_ = *native;
+    return set_non_blocking(native_->fd); // the kernel opens it blocking and close-on-exec
+}
 
 command_channel_core::~command_channel_core() {
     if (reactor_ != nullptr && !reactor_->on_thread_or_forked())
@@ -367,16 +374,13 @@ namespace mlx5 {
 
 result<command_channel> command_channel::create(const verbena::context& context,
                                                 const command_channel_options& options) {
-    constexpr auto verb = "mlx5dv_devx_create_cmd_comp";
-    if (auto checked = detail::check_parent(context, verb, "context"); !checked) return checked.error();
-    if (auto sized = detail::check_size(options.max_response, detail::longest_command, "a response", verb); !sized)
+    if (auto checked = detail::check_parent(context, detail::create_verb, "context"); !checked) return checked.error();
+    if (auto sized =
+            detail::check_size(options.max_response, detail::longest_command, "a response", detail::create_verb);
+        !sized)
         return sized.error();
-    auto native = detail::check_pointer(verb, [&] { return mlx5dv_devx_create_cmd_comp(context.native_handle()); });
-    if (!native) return native.error();
-    auto core =
-        std::make_unique<detail::command_channel_core>(detail::access::state(context), *native, options.max_response);
-    // The kernel opens it blocking and close-on-exec.
-    if (auto set = detail::set_non_blocking((*native)->fd); !set) return set.error();
+    auto core = std::make_unique<detail::command_channel_core>(detail::access::state(context), options.max_response);
+    if (auto opened = core->open(); !opened) return opened.error();
     return command_channel(std::move(core));
 }
 

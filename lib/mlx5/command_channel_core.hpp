@@ -20,8 +20,8 @@ class reactor_core;
 /// While somebody waits, a response is outstanding or the retry timer runs: both issue who can be.
 class command_channel_core final : public readable_source {
   public:
-    command_channel_core(std::shared_ptr<context_state> context, mlx5dv_devx_cmd_comp* native,
-                         std::size_t max_response);
+    command_channel_core(std::shared_ptr<context_state> context, std::size_t max_response);
+    result<void> open();
     ~command_channel_core();
 
     const std::shared_ptr<context_state>& context() const noexcept { return context_; }
@@ -81,7 +81,7 @@ class command_channel_core final : public readable_source {
     static constexpr std::chrono::milliseconds first_retry{1};
 
     std::shared_ptr<context_state> context_;
-    mlx5dv_devx_cmd_comp* native_; ///< null once it is shut
+    mlx5dv_devx_cmd_comp* native_ = nullptr; ///< from `open` until it is shut
     std::size_t max_response_;
     std::unique_ptr<std::byte[]> buffer_; ///< for one response
     reactor_core* reactor_ = nullptr;

@@ -157,6 +157,23 @@ TEST_CASE("the removal of the device ends every query once, and costs no turns a
     CHECK(log.resumes() == 40);
 }
 
+TEST_CASE("a device that is lost by an event alone ends the queries of its context") {
+    const support::deadline limit(60s);
+    rig r;
+    const auto events = r.reactor.events(r.device).value();
+    r.devx.hold();
+    ending_log log;
+    vb::scope scope;
+    for (std::uint64_t i = 0; i < 2; ++i) scope.spawn(ask(r.channel, r.counter, i, log));
+    r.turns();
+    r.control.raise(IBV_EVENT_DEVICE_FATAL);
+    r.finish(scope);
+    CHECK(log.failures.size() == 2);
+    CHECK(all_are(log.failures, vb::errc::device_removed));
+    const auto other = mlx5::command_channel::create(r.device, {.max_response = 64}).value();
+    CHECK(r.reactor.attach(other).error() == vb::errc::device_removed);
+}
+
 TEST_CASE("a close waits for the responses that are out, and refuses what comes later") {
     const support::deadline limit(60s);
     rig r;

@@ -84,7 +84,7 @@ namespace mlx5 {
 ///                  `device_removed`; `closed`: the channel, or before the command was issued its object, was closed
 ///                  or destroyed; `not_attached`; `wrong_thread`; `resource`.
 /// Cancel safety    class 3: it ends at once and alone, also where a coroutine is destroyed. The command goes on in the
-///                  device; its response is dropped and counted.
+///                  device, and takes its share of the window until its response is dropped and counted.
 /// Thread           reactor-bound.
 ///
 ///     std::array<std::byte, 512> output;
