@@ -109,7 +109,8 @@ result<void> command_channel_core::attach(reactor_core& reactor) {
     if (closing_ || native_ == nullptr) return error(errc::closed, verb);
     if (reactor_ != nullptr)
         return error(errc::attached, verb).with_note(reactor_ == &reactor ? "to this reactor" : "to another reactor");
-    if (!life_ || context_->lost.load()) return error(errc::device_removed, verb);
+    if (!life_) return life_;
+    if (context_->lost.load()) return error(errc::device_removed, verb);
     if (auto attached = reactor.attach(*this); !attached) return attached;
     reactor_ = &reactor;
     return {};

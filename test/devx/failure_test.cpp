@@ -164,6 +164,26 @@ TEST_CASE("a response that nobody here asked for is counted") {
     CHECK(r.channel.stats().foreign == 1);
 }
 
+TEST_CASE("a response that does not fit ends the channel, since it stays in front of all others") {
+    const support::deadline limit(60s);
+    rig r(64);
+    r.devx.hold();
+    const auto in = r.counter.query(3);
+    support::require_zero(mlx5dv_devx_obj_query_async(r.counter.handle.native_handle(), in.data(), in.size(), 128,
+                                                      12345, r.channel.native_handle()),
+                          "query");
+    ending_log log;
+    vb::scope scope;
+    for (std::uint64_t i = 0; i < 2; ++i) scope.spawn(ask(r.channel, r.counter, i, log));
+    r.devx.release();
+    r.finish(scope);
+    CHECK(log.failures.size() == 2);
+    CHECK(all_are(log.failures, vb::errc::resource));
+    CHECK(r.idle_turns() < 20);
+    output<> out;
+    CHECK(query(r.reactor, r.channel, r.counter.handle, in, out).error() == vb::errc::resource);
+}
+
 TEST_CASE("synchronous commands report refusals, losses and bad sizes") {
     const support::deadline limit(60s);
     rig r;

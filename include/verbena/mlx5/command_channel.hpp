@@ -188,7 +188,7 @@ class VERBENA_API command_channel {
 
     command_channel_stats stats() const noexcept;
     verbena::context context() const noexcept;
-    /// For queries of your own no `max_response` is checked: a response that does not fit ends the channel.
+    /// Not to issue queries on: their responses would be dropped, and one longer than `max_response` ends the channel.
     mlx5dv_devx_cmd_comp* native_handle() const noexcept;
 
   private:
