@@ -26,12 +26,24 @@ namespace {
 
 struct failure {};
 
+/// Also takes back what the parameters say: the destruction of a channel would wait for what is held.
+[[noreturn]] void fail(int line, const char* condition) {
+    std::fprintf(stderr, "plain_devx.cpp:%d: %s, errno %d\n", line, condition, errno);
+    for (const auto& [parameter, value] : {std::pair{"hold", 0},
+                                           {"delay_ms", 0},
+                                           {"shuffle", 0},
+                                           {"throttle", 16},
+                                           {"old_kernel", 0},
+                                           {"window", 1 << 20},
+                                           {"lose", 0},
+                                           {"lose_events", 0}})
+        std::ofstream(std::string("/sys/module/fdevx/parameters/") + parameter) << value;
+    throw failure{};
+}
+
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            std::fprintf(stderr, "%s:%d: %s, errno %d\n", __FILE__, __LINE__, #condition, errno);                      \
-            throw failure{};                                                                                           \
-        }                                                                                                              \
+        if (!(condition)) fail(__LINE__, #condition);                                                                  \
     } while (false)
 
 // ---- the device's parameters
