@@ -4,6 +4,7 @@
 
 #include "device/by_hand.hpp"
 #include "support/deadline.hpp"
+#include "support/network_order.hpp"
 
 #include <verbena/mlx5/command_channel.hpp>
 #include <verbena/mlx5/error.hpp>
@@ -29,6 +30,8 @@ namespace mlx5 = verbena::mlx5;
 namespace sim = verbena::sim;
 using namespace std::chrono_literals;
 using support::ending_log;
+using support::get;
+using support::put;
 
 using command = std::array<std::byte, 32>;
 template <std::size_t bytes = 64>
@@ -38,19 +41,10 @@ inline constexpr std::uint16_t create_general = 0xa00, modify_general = 0xa01, q
 inline constexpr std::uint16_t alloc_counter = 0x939, query_counter = 0x93b;
 inline constexpr std::uint16_t general_type = 0x27;
 
-inline void put(std::span<std::byte> to, std::uint64_t value) {
-    for (std::size_t i = 0; i < to.size(); ++i) to[i] = static_cast<std::byte>(value >> 8 * (to.size() - 1 - i));
-}
-inline std::uint64_t get(std::span<const std::byte> from) {
-    std::uint64_t value = 0;
-    for (const std::byte b : from) value = value << 8 | std::to_integer<std::uint64_t>(b);
-    return value;
-}
-
 inline command make_command(std::uint16_t opcode, std::uint16_t type = 0) {
     command c{};
-    put(std::span(c).first(2), opcode);
-    put(std::span(c).subspan(6, 2), type);
+    put(&c[0], opcode, 2);
+    put(&c[6], type, 2);
     return c;
 }
 
@@ -61,18 +55,18 @@ struct thing {
         handle = mlx5::object::create(
                      device, general ? make_command(create_general, general_type) : make_command(alloc_counter), out)
                      .value();
-        id = static_cast<std::uint32_t>(get(std::span(out).subspan(8, 4)));
+        id = static_cast<std::uint32_t>(get(&out[8], 4));
     }
 
     command query(std::uint64_t number) const {
         command c = general ? make_command(query_general, general_type) : make_command(query_counter);
-        put(std::span(c).subspan(general ? 8 : 28, 4), id);
-        put(std::span(c).subspan(16, 8), number);
+        put(&c[general ? 8 : 28], id, 4);
+        put(&c[16], number, 8);
         return c;
     }
     /// Whether this is what the device answers.
     bool answers(std::span<const std::byte> out, std::uint64_t number) const {
-        if (get(out.first(8)) != 0 || get(out.subspan(8, 4)) != id || get(out.subspan(16, 8)) != number) return false;
+        if (get(&out[0], 8) != 0 || get(&out[8], 4) != id || get(&out[16], 8) != number) return false;
         for (std::size_t i = 24; i < out.size(); ++i)
             if (out[i] != static_cast<std::byte>(number + i)) return false;
         return true;

@@ -191,7 +191,7 @@ TEST_CASE("synchronous commands report refusals, losses and bad sizes") {
     CHECK(r.counter.handle.query(r.counter.query(5), out).has_value());
     CHECK(r.counter.answers(out, 5));
     command modify = make_command(modify_general, general_type);
-    put(std::span(modify).subspan(8, 4), r.general.id);
+    put(&modify[8], r.general.id, 4);
     CHECK(r.general.handle.modify(modify, out).has_value());
     CHECK(mlx5::general_command(r.device, make_command(0x100), out).has_value());
     CHECK(mlx5::general_command(r.device, make_command(query_general), out).error() == vb::errc::invalid_argument);

@@ -2,6 +2,7 @@
 // its own `wr_id` and bytes, through a descriptor of which one read takes one response.
 
 #include "support/catch.hpp"
+#include "support/network_order.hpp"
 
 #include <verbena/sim/devx_control.hpp>
 
@@ -30,21 +31,14 @@ namespace {
 
 namespace sim = verbena::sim;
 using namespace std::chrono_literals;
+using support::get;
+using support::put;
 
 using command = std::array<std::uint8_t, 32>;
 
 constexpr unsigned create_general = 0xa00, modify_general = 0xa01, query_general = 0xa02;
 constexpr unsigned alloc_counter = 0x939, query_counter = 0x93b;
 constexpr std::size_t counter_id_at = 28;
-
-void put(std::uint8_t* to, std::uint64_t value, int bytes) {
-    for (int i = 0; i < bytes; ++i) to[i] = static_cast<std::uint8_t>(value >> 8 * (bytes - 1 - i));
-}
-std::uint64_t get(const std::uint8_t* from, int bytes) {
-    std::uint64_t value = 0;
-    for (int i = 0; i < bytes; ++i) value = value << 8 | from[i];
-    return value;
-}
 
 command make(unsigned opcode, std::uint16_t type = 0) {
     command c{};

@@ -1,6 +1,8 @@
 // Plain DEVX commands through libmlx5, nothing of the library, on the device fdevx0 of the guest: that it answers as
 // mlx5dv_devx_*(3) say, and does what its parameters say. It ends with the removal of the device.
 
+#include "support/network_order.hpp"
+
 #include <infiniband/mlx5dv.h>
 
 #include <fcntl.h>
@@ -23,6 +25,9 @@
 #include <vector>
 
 namespace {
+
+using support::get;
+using support::put;
 
 struct failure {};
 
@@ -72,15 +77,6 @@ struct ledger {
 // ---- commands
 
 constexpr std::uint16_t query_general = 0xa02, general_type = 0x13;
-
-void put(std::uint8_t* to, std::uint64_t value, int bytes) {
-    for (int i = 0; i < bytes; ++i) to[i] = static_cast<std::uint8_t>(value >> 8 * (bytes - 1 - i));
-}
-std::uint64_t get(const std::uint8_t* from, int bytes) {
-    std::uint64_t value = 0;
-    for (int i = 0; i < bytes; ++i) value = value << 8 | from[i];
-    return value;
-}
 
 using command = std::array<std::uint8_t, 32>;
 command make(std::uint16_t opcode, std::uint16_t type = 0) {
