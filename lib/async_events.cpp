@@ -64,19 +64,17 @@ error event_stream_core::misuse(const char* verb) const { return source_->reacto
 
 void event_stream_core::push(const async_event& event) {
     if (events_.size() == event_stream::capacity) {
-        events_.pop_front();
+        events_.drop_oldest();
         ++dropped_;
     }
-    events_.push_back(event);
+    events_.push(event);
     wake_next();
 }
 
 void event_stream_core::wake_next() noexcept {
-    if (waiters_.empty() || !something_to_take()) return;
-    ++promised_;
     list<ready_node> woken;
-    wake_first(waiters_, woken);
-    source_->reactor()->ready.splice(woken);
+    events_.wake_next(woken);
+    if (!woken.empty()) source_->reactor()->ready.splice(woken);
 }
 
 void event_stream_core::end(errc cause) noexcept {
@@ -85,7 +83,7 @@ void event_stream_core::end(errc cause) noexcept {
     cause_ = cause;
     unlink();
     list<ready_node> woken;
-    for (; !waiters_.empty(); ++promised_) wake_first(waiters_, woken);
+    events_.wake_all(woken);
     if (auto* reactor = source_->reactor()) reactor->ready.splice(woken);
 }
 
@@ -96,34 +94,28 @@ void event_stream_core::close() noexcept {
     source_.reset();
 }
 
-async_event event_stream_core::take_front() noexcept {
-    const async_event front = events_.front();
-    events_.pop_front();
-    return front;
-}
-
 event_wait::event_wait(event_stream_core& stream) noexcept : stream_(stream.shared_from_this()) {}
 
 event_wait::~event_wait() {
     if (!woken() || finished_) return;
-    stream_->keep_promise();
+    stream_->events().keep_promise();
     stream_->wake_next();
 }
 
 bool event_wait::take() noexcept {
     misused_ = !stream_->on_thread();
-    entitled_ = !misused_ && stream_->something_to_take();
+    entitled_ = !misused_ && stream_->events().something_to_take();
     return misused_ || entitled_ || stream_->ended();
 }
 
-void event_wait::wait(std::coroutine_handle<> waiting) noexcept { wait_in(stream_->waiters(), waiting); }
+void event_wait::wait(std::coroutine_handle<> waiting) noexcept { wait_in(stream_->events().waiters(), waiting); }
 
 result<async_event> event_wait::finish() {
     if (misused_) return stream_->misuse("event_stream::next");
     finished_ = true;
     if (cancelled() != errc{}) return error(cancelled(), "event_stream::next");
-    if (woken()) stream_->keep_promise();
-    if ((woken() || entitled_) && !stream_->empty()) return stream_->take_front();
+    if (woken()) stream_->events().keep_promise();
+    if ((woken() || entitled_) && !stream_->events().empty()) return stream_->events().take();
     return stream_->end_error();
 }
 

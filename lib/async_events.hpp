@@ -1,14 +1,13 @@
 #pragma once
 
+#include "handout.hpp"
 #include "verbs/states.hpp"
 #include "wait_backend.hpp"
 
 #include <verbena/async_event.hpp>
-#include <verbena/detail/cancellable_wait.hpp>
 #include <verbena/detail/list.hpp>
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <vector>
 
@@ -32,23 +31,16 @@ class event_stream_core : public list_node, public std::enable_shared_from_this<
     void end(errc cause) noexcept;
     void close() noexcept;
 
-    // From the waits. Who is woken may take the front when it runs; who comes later does not get in before it.
-    bool something_to_take() const noexcept { return events_.size() > promised_; }
-    bool empty() const noexcept { return events_.empty(); }
+    // From the waits.
+    handout<async_event>& events() noexcept { return events_; }
     bool ended() const noexcept { return ended_; }
-    async_event take_front() noexcept;
     error end_error() const { return error(cause_, "event_stream::next"); }
-    list<cancellable_wait>& waiters() noexcept { return waiters_; }
-    /// One that was woken has run, or is destroyed instead.
-    void keep_promise() noexcept { --promised_; }
     void wake_next() noexcept;
 
   private:
     std::shared_ptr<async_source> source_; ///< null once it is closed
-    std::deque<async_event> events_;
-    std::size_t promised_ = 0; ///< how many were woken and have not run
+    handout<async_event> events_;
     std::uint64_t dropped_ = 0;
-    list<cancellable_wait> waiters_;
     bool ended_ = false;
     errc cause_ = errc::closed;
 };

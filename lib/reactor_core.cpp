@@ -133,7 +133,7 @@ result<void> reactor_core::start() {
             return watching;
         }
     for (readable_source* source : readable_sources_)
-        if (auto watching = backend_->add(*source, source->fd(), POLLIN); !watching) {
+        if (auto watching = watch(*source); !watching) {
             backend_.reset();
             return watching;
         }
@@ -271,10 +271,14 @@ result<void> reactor_core::detach(completion_queue_state& queue) {
 }
 
 result<void> reactor_core::attach(readable_source& source) {
-    if (backend_)
-        if (auto watching = backend_->add(source, source.fd(), POLLIN); !watching) return watching;
+    if (auto watching = watch(source); !watching) return watching;
     readable_sources_.push_back(&source);
     return {};
+}
+
+result<void> reactor_core::watch(readable_source& source) {
+    if (!backend_ || source.watching()) return {};
+    return backend_->add(source, source.fd(), POLLIN);
 }
 
 void reactor_core::unwatch(readable_source& source) noexcept {

@@ -43,7 +43,8 @@ class reactor_core {
                         const attach_options& options);
     result<void> detach(completion_queue_state& queue);
     result<void> attach(readable_source& source);
-    /// Its descriptor is not looked at any more; to be repeated is harmless.
+    /// Its descriptor is looked at from now on, until the two below; to be repeated is harmless.
+    result<void> watch(readable_source& source);
     void unwatch(readable_source& source) noexcept;
     void detach(readable_source& source) noexcept;
     void run_until(root_base& root);

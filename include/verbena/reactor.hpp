@@ -23,7 +23,8 @@ class readable_watch;
 } // namespace detail
 namespace mlx5 {
 class command_channel;
-}
+class event_channel;
+} // namespace mlx5
 
 struct reactor_options {
     wait_policy wait = wait_policy::spin_then_park(std::chrono::microseconds{20});
@@ -181,6 +182,9 @@ class VERBENA_API reactor {
     /// `invalid_argument`: an empty channel; `closed`; `device_removed`. For builds with DEVX
     /// (`mlx5/command_channel.hpp`).
     result<void> attach(const mlx5::command_channel& channel);
+    /// Watches for the channel's events from now on, until it is destroyed. Errors as above
+    /// (`mlx5/event_channel.hpp`).
+    result<void> attach(const mlx5::event_channel& channel);
 
     /// Runs until the task has ended, and gives what it gave or throws what it threw. Throws `std::system_error`:
     /// without a wait backend; `wrong_thread`; `stopped` if `stop` came first, which destroys the task. What a foreign

@@ -1,5 +1,5 @@
-#include "../reactor_core.hpp"
 #include "../verbs/verb.hpp"
+#include "channel.hpp"
 #include "command.hpp"
 #include "command_channel_core.hpp"
 #include "devx_object.hpp"
@@ -29,10 +29,6 @@ constexpr auto issue_verb = "mlx5dv_devx_obj_query_async";
 constexpr auto read_verb = "mlx5dv_devx_get_async_cmd_comp";
 constexpr auto longest_retry = 100ms;
 constexpr auto close_limit = 100ms;
-
-error empty_channel(const char* verb) { return error(errc::invalid_argument, verb).with_note("an empty channel"); }
-
-bool is(const error& e, int value) noexcept { return e.code() == system_code(value); }
 
 /// EINVAL says little.
 error explain(error e, const devx_object& object, std::span<const std::byte> command) {
@@ -103,17 +99,8 @@ mlx5::command_channel_stats command_channel_core::stats() const noexcept {
 int command_channel_core::fd() const noexcept { return native_->fd; }
 
 result<void> command_channel_core::attach(reactor_core& reactor) {
-    constexpr auto verb = "reactor::attach";
-    if (!reactor.on_thread()) return reactor.refused(verb);
-    if (context_->process.forked()) return fork_error(verb);
-    if (closing_ || native_ == nullptr) return error(errc::closed, verb);
-    if (reactor_ != nullptr)
-        return error(errc::attached, verb).with_note(reactor_ == &reactor ? "to this reactor" : "to another reactor");
-    if (!life_) return life_;
-    if (context_->lost.load()) return error(errc::device_removed, verb);
-    if (auto attached = reactor.attach(*this); !attached) return attached;
-    reactor_ = &reactor;
-    return {};
+    if (closing_ || native_ == nullptr) return error(errc::closed, "reactor::attach");
+    return attach_channel(*this, *context_, life_, reactor_, reactor);
 }
 
 result<void> command_channel_core::check(const query_state& query) const {
