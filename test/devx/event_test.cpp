@@ -164,6 +164,12 @@ TEST_CASE("waits for device events are served in order, and one destroyed betwee
     r.raise(4), r.raise(5);
     r.turns();
     CHECK(w.logs == numbers_of{{1}, {}, {2}, {}, {3}, {4}, {}, {5}});
+
+    w.add();
+    r.raise(6);
+    w.add(); // before the reactor has looked
+    r.turns();
+    CHECK(w.logs == numbers_of{{1}, {}, {2}, {}, {3}, {4}, {}, {5}, {6}, {}});
     CHECK(w.ends.empty());
 }
 
