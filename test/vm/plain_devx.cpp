@@ -1,6 +1,7 @@
 // Plain DEVX commands through libmlx5, nothing of the library, on the device fdevx0 of the guest: that it answers as
-// mlx5dv_devx_*(3) say, and does what its parameters say. It ends with the removal of the device.
+// mlx5dv_devx_*(3) say, and does what its parameters say.
 
+#include "support/fdevx.hpp"
 #include "support/network_order.hpp"
 
 #include <infiniband/mlx5dv.h>
@@ -16,7 +17,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <future>
 #include <memory>
 #include <numeric>
@@ -28,21 +28,15 @@ namespace {
 
 using support::get;
 using support::put;
+using support::fdevx::ledger;
+using support::fdevx::set;
 
 struct failure {};
 
 /// Also takes back what the parameters say: the destruction of a channel would wait for what is held.
 [[noreturn]] void fail(int line, const char* condition) {
     std::fprintf(stderr, "plain_devx.cpp:%d: %s, errno %d\n", line, condition, errno);
-    for (const auto& [parameter, value] : {std::pair{"hold", 0},
-                                           {"delay_ms", 0},
-                                           {"shuffle", 0},
-                                           {"throttle", 16},
-                                           {"old_kernel", 0},
-                                           {"window", 1 << 20},
-                                           {"lose", 0},
-                                           {"lose_events", 0}})
-        std::ofstream(std::string("/sys/module/fdevx/parameters/") + parameter) << value;
+    support::fdevx::reset();
     throw failure{};
 }
 
@@ -50,29 +44,6 @@ struct failure {};
     do {                                                                                                               \
         if (!(condition)) fail(__LINE__, #condition);                                                                  \
     } while (false)
-
-// ---- the device's parameters
-
-std::string path_of(const char* parameter) { return std::string("/sys/module/fdevx/parameters/") + parameter; }
-
-/// Answers 0 or an errno.
-int set(const char* parameter, const std::string& value) {
-    const int fd = ::open(path_of(parameter).c_str(), O_WRONLY | O_CLOEXEC);
-    CHECK(fd >= 0);
-    const int code = ::write(fd, value.data(), value.size()) < 0 ? errno : 0;
-    ::close(fd);
-    return code;
-}
-int set(const char* parameter, std::uint64_t value) { return set(parameter, std::to_string(value)); }
-
-struct ledger {
-    std::uint64_t calls = 0, accepted = 0, completed = 0, cancelled = 0, read = 0, dropped = 0;
-    ledger() {
-        std::ifstream file(path_of("ledger"));
-        file >> calls >> accepted >> completed >> cancelled >> read >> dropped;
-        CHECK(file);
-    }
-};
 
 // ---- commands
 
@@ -336,8 +307,10 @@ void orders() {
     CHECK(q.ready() == 0);
     for (const std::uint64_t i : {3, 0}) CHECK(set("release", i) == 0 && q.ready() == POLLIN && q.next(counter, i));
     CHECK(set("release", 0) == ENOENT && q.ready() == 0 && other.ready() == 0);
+    CHECK(set("release", "oldest") == 0 && q.next(counter, 1) && q.ready() == 0);
     CHECK(set("hold", 0) == 0);
-    CHECK(q.next(counter, 1) && q.next(counter, 4) && other.next(counter, 2));
+    CHECK(q.next(counter, 4) && other.next(counter, 2));
+    CHECK(set("release", "oldest") == ENOENT);
 
     const auto drawn = [&] {
         CHECK(set("shuffle", 5) == 0);
@@ -509,6 +482,14 @@ void removal() {
     ibv_async_event fatal; // waits for it
     CHECK(ibv_get_async_event(c.handle, &fatal) == 0 && fatal.event_type == IBV_EVENT_DEVICE_FATAL);
     ibv_ack_async_event(&fatal);
+
+    // It comes back, and for those who open it anew only.
+    CHECK(set("hold", 0) == 0 && set("insert", 1) == 0 && set("insert", 1) == 0);
+    CHECK(q.issue(a, 81) == EIO && q.take() == EAGAIN);
+    context anew;
+    object counter(anew);
+    channel third(anew);
+    CHECK(third.issue(counter, 1) == 0 && third.next(counter, 1));
 }
 
 struct check {
@@ -529,7 +510,7 @@ constexpr check checks[] = {
     {"events to an eventfd", events_to_an_eventfd},
     {"lost events", lost_events},
     {"many queries in flight, in random order", many},
-    {"removal of the device", removal},
+    {"removal of the device, and its return", removal},
 };
 
 } // namespace

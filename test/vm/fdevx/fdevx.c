@@ -720,14 +720,15 @@ module_param_cb(hold, &hold_operations, &hold, 0644);
 
 static int release_set(const char* text, const struct kernel_param* parameter) {
     struct query* q;
-    u64 wr_id;
-    int err = kstrtou64(text, 0, &wr_id);
+    u64 wr_id = 0;
+    const bool oldest = sysfs_streq(text, "oldest");
+    int err = oldest ? 0 : kstrtou64(text, 0, &wr_id);
 
     if (err) return err;
     err = -ENOENT;
     spin_lock(&lock);
     list_for_each_entry(q, &held, list) {
-        if (q->response.wr_id != wr_id) continue;
+        if (!oldest && q->response.wr_id != wr_id) continue;
         complete_query(q);
         err = 0;
         break;
@@ -778,13 +779,6 @@ static void remove_device(void) {
     ib_unregister_device(gone);
     ib_dealloc_device(gone);
 }
-
-static int remove_set(const char* text, const struct kernel_param* parameter) {
-    remove_device();
-    return 0;
-}
-static const struct kernel_param_ops remove_operations = {.set = remove_set};
-module_param_cb(remove, &remove_operations, NULL, 0200);
 
 // ---- the interface that libmlx5 knows
 
@@ -961,10 +955,12 @@ struct fdevx {
     struct ib_device ib;
 };
 
-static int __init start(void) {
-    struct fdevx* const made = ib_alloc_device(fdevx, ib);
+static int insert_device(void) {
+    struct fdevx* made;
     int err;
 
+    if (device) return 0;
+    made = ib_alloc_device(fdevx, ib);
     if (!made) return -ENOMEM;
     ib_set_device_ops(&made->ib, &operations);
     made->ib.node_type = RDMA_NODE_IB_CA;
@@ -972,6 +968,7 @@ static int __init start(void) {
     made->ib.num_comp_vectors = 1;
     made->ib.node_guid = cpu_to_be64(0x0200000000000002);
     made->ib.driver_def = definitions;
+    removed = false; // no command of the old device runs any more
     err = ib_register_device(&made->ib, "fdevx%d", NULL);
     if (err)
         ib_dealloc_device(&made->ib);
@@ -979,6 +976,20 @@ static int __init start(void) {
         device = &made->ib;
     return err;
 }
+
+// The core lets one parameter of a module be written at a time.
+static int remove_set(const char* text, const struct kernel_param* parameter) {
+    remove_device();
+    return 0;
+}
+static const struct kernel_param_ops remove_operations = {.set = remove_set};
+module_param_cb(remove, &remove_operations, NULL, 0200);
+
+static int insert_set(const char* text, const struct kernel_param* parameter) { return insert_device(); }
+static const struct kernel_param_ops insert_operations = {.set = insert_set};
+module_param_cb(insert, &insert_operations, NULL, 0200);
+
+static int __init start(void) { return insert_device(); }
 
 static void __exit end(void) {
     remove_device();
