@@ -17,5 +17,7 @@ namespace support {
 
 /// How often this thread has allocated.
 std::uint64_t allocations() noexcept;
+/// The memory that this thread has allocated, less what it has freed.
+std::int64_t allocated_bytes() noexcept;
 
 } // namespace support

@@ -1,19 +1,19 @@
 #pragma once
 
-// A simulated mlx5 device with its remote control, and a reactor that reads a command channel of it.
+// The DEVX device under test with its remote control, and a reactor that reads a command channel of it.
 
 #include "device/by_hand.hpp"
 #include "support/deadline.hpp"
 #include "support/network_order.hpp"
+#include "test_device.hpp"
 
 #include <verbena/mlx5/command_channel.hpp>
 #include <verbena/mlx5/error.hpp>
 #include <verbena/mlx5/general_command.hpp>
 #include <verbena/mlx5/object.hpp>
 #include <verbena/mlx5/open_context.hpp>
-#include <verbena/sim/control.hpp>
-#include <verbena/sim/devx_control.hpp>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -27,7 +27,6 @@ namespace devx {
 
 namespace vb = verbena;
 namespace mlx5 = verbena::mlx5;
-namespace sim = verbena::sim;
 using namespace std::chrono_literals;
 using support::ending_log;
 using support::get;
@@ -79,8 +78,7 @@ struct thing {
 
 /// The device as new, before and after.
 struct fresh_device {
-    sim::control control{"sim0"};
-    sim::devx_control devx{"sim0"};
+    test_device devx;
 
     fresh_device() { renew(); }
     fresh_device(const fresh_device&) = delete;
@@ -88,14 +86,13 @@ struct fresh_device {
     ~fresh_device() { renew(); }
     void renew() {
         devx.reset();
-        control.reset();
-        control.insert();
+        devx.insert();
     }
 };
 
 struct rig : fresh_device {
     explicit rig(std::size_t max_response = 4096)
-        : device(mlx5::open_context("sim0").value()),
+        : device(mlx5::open_context(test_device::name).value()),
           reactor({.wait = vb::wait_policy::park_at_once(), .safety_repoll = 0ms}),
           channel(mlx5::command_channel::create(device, {.max_response = max_response}).value()),
           counter(device, false), general(device, true) {
@@ -112,9 +109,9 @@ struct rig : fresh_device {
         reactor.run([](vb::scope& s) -> vb::task<> { co_await s.join(); }(scope));
     }
     /// Runs while a coroutine sleeps, and answers how many turns that took.
-    std::uint64_t idle_turns() {
+    std::uint64_t idle_turns(std::chrono::milliseconds time = 50ms) {
         const auto before = reactor.stats().turns;
-        reactor.run([](vb::reactor& r) -> vb::task<> { co_await r.sleep_for(50ms); }(reactor));
+        reactor.run([](vb::reactor& r, auto asleep) -> vb::task<> { co_await r.sleep_for(asleep); }(reactor, time));
         return reactor.stats().turns - before;
     }
 
@@ -136,6 +133,21 @@ inline vb::task<> ask(const mlx5::command_channel& channel, const thing& of, std
         CHECK(of.answers(got->bytes(), number));
     }
     log.add(got);
+}
+
+/// Queries one after the other, until one fails or gets other bytes than its own.
+inline vb::task<> ask_many(const mlx5::command_channel& channel, const thing& of, std::uint64_t first,
+                           std::uint64_t count, ending_log& log) {
+    output<> out;
+    for (std::uint64_t number = first; number < first + count; ++number) {
+        const auto in = of.query(number);
+        const auto got = co_await channel.query(of.handle, in, out);
+        if (got && !of.answers(got->bytes(), number))
+            log.failures.emplace_back(vb::errc::invalid_argument, "a response of another query");
+        else
+            log.add(got);
+        if (!log.failures.empty()) co_return;
+    }
 }
 
 /// All failed alike.

@@ -32,11 +32,11 @@ TEST_CASE("300 queries of 4 KiB pass the window of 1 MiB in their order") {
         std::vector<std::uint64_t> order;
         vb::scope scope;
         for (std::uint64_t i = 0; i < 300; ++i) scope.spawn(ask_long<4096>(r, i, order));
-        CHECK(r.devx.held().size() == 256);
+        CHECK(r.devx.in_flight() == 256);
         CHECK(r.channel.stats().issue_calls == 257);
         if (one_by_one)
             for (std::uint64_t answered = 1; answered <= 300; ++answered) {
-                REQUIRE(r.devx.release(r.devx.held().front()));
+                REQUIRE(r.devx.release_oldest());
                 r.turn_until([&] { return order.size() == answered; });
             }
         else
@@ -99,8 +99,8 @@ TEST_CASE("a throttled query beside others is sent after one of their responses"
     vb::scope scope;
     for (std::uint64_t i = 0; i < 5; ++i) scope.spawn(ask(r.channel, r.general, i, log));
     for (unsigned answered = 1; answered <= 5; ++answered) {
-        REQUIRE(r.devx.held().size() == 1);
-        CHECK(r.devx.release(r.devx.held().front()));
+        REQUIRE(r.devx.in_flight() == 1);
+        CHECK(r.devx.release_oldest());
         r.turn_until([&] { return log.successes == answered; });
     }
     CHECK(r.channel.stats().issue_calls <= 10);
