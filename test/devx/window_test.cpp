@@ -63,6 +63,30 @@ TEST_CASE("a throttled query with nothing else outstanding is sent when the thro
     CHECK(log.successes == 3);
 }
 
+TEST_CASE("a query that the commands of others throttle is sent when they have completed") {
+    const support::deadline limit(60s);
+    rig r;
+    const auto other = mlx5::open_context(test_device::name).value();
+    const thing foreign(other, true);
+    const auto channel = mlx5::command_channel::create(other, {.max_response = 64}).value();
+    r.reactor.attach(channel).value();
+    r.devx.hold();
+    r.devx.throttle(1);
+    ending_log first, second;
+    vb::scope scope;
+    scope.spawn(ask(channel, foreign, 1, first));
+    scope.spawn(ask(r.channel, r.general, 2, second));
+    scope.spawn([](rig& own, const ending_log& log) -> vb::task<> {
+        while (own.channel.stats().issue_calls < 3) co_await own.reactor.sleep_for(1ms);
+        CHECK(own.channel.stats().outstanding == 0);
+        CHECK(log.resumes() == 0);
+        own.devx.release();
+    }(r, second));
+    r.finish(scope);
+    CHECK(first.successes == 1);
+    CHECK(second.successes == 1);
+}
+
 TEST_CASE("a throttled query is tried again after 1 ms, then twice as long, up to 100 ms") {
     const support::deadline limit(60s);
     rig r;
