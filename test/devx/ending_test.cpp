@@ -136,26 +136,31 @@ TEST_CASE("a destroyed object ends its queued queries with closed, and issued on
 
 TEST_CASE("the removal of the device ends every query once, and costs no turns afterwards") {
     const support::deadline limit(60s);
-    rig r;
-    r.devx.hold();
-    r.devx.window(30 * 64);
-    ending_log log;
-    vb::scope scope;
-    for (std::uint64_t i = 0; i < 40; ++i) scope.spawn(ask(r.channel, r.counter, i, log));
-    CHECK(r.devx.in_flight() == 30);
-    scope.spawn([](rig& own) -> vb::task<> {
-        co_await own.reactor.yield();
-        own.devx.remove();
-    }(r));
-    r.finish(scope);
-    CHECK(log.failures.size() == 40);
-    CHECK(all_are(log.failures, vb::errc::device_removed));
-    CHECK(r.idle_turns(1s) < 8); // it begins, sleeps, wakes and ends
-    ending_log later;
-    r.reactor.run(ask(r.channel, r.counter, 1, later));
-    REQUIRE(later.failures.size() == 1);
-    CHECK(later.failures[0] == vb::errc::device_removed);
-    CHECK(log.resumes() == 40);
+    for (const bool with_events : {false, true}) {
+        INFO((with_events ? "told by an event too" : "told by the channel alone"));
+        rig r;
+        std::optional<vb::event_stream> events;
+        if (with_events) events = r.reactor.events(r.device).value();
+        r.devx.hold();
+        r.devx.window(30 * 64);
+        ending_log log;
+        vb::scope scope;
+        for (std::uint64_t i = 0; i < 40; ++i) scope.spawn(ask(r.channel, r.counter, i, log));
+        CHECK(r.devx.in_flight() == 30);
+        scope.spawn([](rig& own) -> vb::task<> {
+            co_await own.reactor.yield();
+            own.devx.remove();
+        }(r));
+        r.finish(scope);
+        CHECK(log.failures.size() == 40);
+        CHECK(all_are(log.failures, vb::errc::device_removed));
+        CHECK(r.idle_turns(1s) < 8); // it begins, sleeps, wakes and ends
+        ending_log later;
+        r.reactor.run(ask(r.channel, r.counter, 1, later));
+        REQUIRE(later.failures.size() == 1);
+        CHECK(later.failures[0] == vb::errc::device_removed);
+        CHECK(log.resumes() == 40);
+    }
 }
 
 TEST_CASE("a close waits for the responses that are out, and refuses what comes later") {
