@@ -1,6 +1,6 @@
 // What only the simulated device can do: verbs that fail as the test says, an event alone, and queues beside DEVX.
 
-#include "devx_rig.hpp"
+#include "event_rig.hpp"
 
 #include <verbena/sim/control.hpp>
 #include <verbena/sim/devx_control.hpp>
@@ -101,4 +101,31 @@ TEST_CASE("a command channel and a busy completion queue do not starve each othe
     over = true;
     r.finish(writing);
     r.finish(asking);
+}
+
+TEST_CASE("a failed read of an event ends the channel, an interrupted one is repeated") {
+    const support::deadline limit(60s);
+    event_rig r;
+    sim::devx_control device(test_device::name);
+    device.fail("mlx5dv_devx_get_event", {.value = EINTR, .times = 2});
+    r.raise(1);
+    CHECK(number_of(next(r.reactor, r.events).value()) == 1);
+    waits w(r.events);
+    w.add(), w.add();
+    device.fail("mlx5dv_devx_get_event", {.value = EFAULT});
+    r.raise(2);
+    r.turn_until([&] { return w.ends.size() == 2; });
+    for (const auto& e : w.ends) CHECK(e.code() == std::error_code(EFAULT, std::system_category()));
+    CHECK(next(r.reactor, r.events).error().code() == std::error_code(EFAULT, std::system_category()));
+    CHECK(r.idle_turns() < 10);
+}
+
+TEST_CASE("an event channel or a subscription that memory or descriptors forbid is an error") {
+    const support::deadline limit(60s);
+    event_rig r;
+    sim::devx_control device(test_device::name);
+    device.fail("mlx5dv_devx_create_event_channel", {.value = EMFILE});
+    CHECK(mlx5::event_channel::create(r.device).error() == vb::errc::resource);
+    device.fail("mlx5dv_devx_subscribe_devx_event", {.value = ENOMEM});
+    CHECK(r.events.subscribe(std::array{some_event}, 1).error() == vb::errc::resource);
 }
