@@ -24,14 +24,19 @@ auto check_pointer(const char* verb, Call&& call) -> result<decltype(call())> {
 }
 
 /// 0, or an errno value; some providers answer it negative, and old ones -1 with `errno`.
+inline int errno_value(int answer) noexcept {
+    if (answer == -1 && errno != 0) return errno;
+    return answer < 0 ? -answer : answer;
+}
 template <class Call>
 result<void> check_errno_value(const char* verb, Call&& call) {
     errno = 0;
     const int answer = call();
     if (answer == 0) return {};
-    if (answer == -1 && errno != 0) return system_error_of(errno, verb);
-    return system_error_of(answer < 0 ? -answer : answer, verb);
+    return system_error_of(errno_value(answer), verb);
 }
+/// For what is called too often to clear `errno` before.
+inline std::error_code errno_code(int answer) noexcept { return system_code(errno_value(answer)); }
 
 /// 0 or more, or -1 and `errno`. A short read answers -1 with a stale `errno`, hence the clearing.
 template <class Call>

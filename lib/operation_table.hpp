@@ -18,14 +18,15 @@ enum class entry_kind : std::uint8_t {
     free,
     quiet,   ///< nobody: an unsignaled send, resumed when it was posted; a flush marker; a query that was cancelled
     probe,   ///< nobody: a sign of life is wanted
-    awaited, ///< an operation: the last request of it
+    awaited, ///< an operation: its only request
+    chain,   ///< an operation: the last request of its chain
     member,  ///< an operation: an earlier request of its chain
     pooled,  ///< nobody, but a pool buffer goes back
     receive, ///< a receiver's slot
 };
 
-/// One posted work request. Its place in its queue's list is the order of posting.
-struct table_entry {
+/// One posted work request. Its place in its queue's list is the order of posting. One cache line.
+struct alignas(64) table_entry {
     std::uint64_t wr_id = 0; ///< valid for this use; changes at release
     table_entry* previous = nullptr;
     table_entry* next = nullptr;
@@ -74,8 +75,9 @@ class operation_table {
     bool ours(std::uint64_t wr_id) const noexcept { return wr_id >> 48 == magic_ && index(wr_id) < size_; }
     /// Null for a number that is not carried now.
     table_entry* find(std::uint64_t wr_id) noexcept {
-        if (!ours(wr_id)) return nullptr;
-        table_entry& entry = chunks_[index(wr_id) / chunk_size][index(wr_id) % chunk_size];
+        const std::size_t i = index(wr_id);
+        if (i >= size_) return nullptr;
+        table_entry& entry = chunks_[i / chunk_size][i % chunk_size];
         return entry.wr_id == wr_id && entry.kind != entry_kind::free ? &entry : nullptr;
     }
     std::size_t used() const noexcept { return used_; }

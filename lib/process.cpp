@@ -9,7 +9,6 @@
 namespace verbena::detail {
 namespace {
 
-constinit thread_local std::uint64_t number_here = 0;
 constinit std::atomic<std::uint64_t> last_number{0};
 
 /// Runs in the child, on its only thread.
@@ -22,6 +21,7 @@ void in_child() noexcept {
 } // namespace
 
 constinit std::atomic<std::uint32_t> process_number{0};
+constinit thread_local std::uint64_t number_here = 0;
 
 std::uint32_t process_mark::watched_process() {
     static const bool watched = [] {
@@ -31,8 +31,6 @@ std::uint32_t process_mark::watched_process() {
     static_cast<void>(watched);
     return process_number.load(std::memory_order_relaxed);
 }
-
-std::uint64_t thread_number() noexcept { return number_here; }
 
 std::uint64_t number_thread() noexcept {
     if (number_here == 0) number_here = last_number.fetch_add(1, std::memory_order_relaxed) + 1;

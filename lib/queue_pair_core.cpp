@@ -26,12 +26,7 @@ constexpr std::chrono::milliseconds drain_limit{100};
 }
 
 completion_outcome failed_with(errc condition, const char* verb, const char* note = nullptr) noexcept {
-    completion_outcome o;
-    o.failed = true;
-    o.code = make_code(condition);
-    o.verb = verb;
-    o.note = note;
-    return o;
+    return {make_code(condition), verb, note};
 }
 
 error error_of(const completion_outcome& o) {
@@ -39,16 +34,6 @@ error error_of(const completion_outcome& o) {
     e.with_completion(o.qp_num, o.vendor_error).with_root_cause(o.root_cause);
     if (o.note != nullptr) e.with_note(o.note);
     return e;
-}
-
-ibv_wr_opcode opcode_of(const work_request& request) noexcept {
-    switch (request.kind) {
-    case work_kind::write: return request.has_immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
-    case work_kind::read: return IBV_WR_RDMA_READ;
-    case work_kind::fetch_add: return IBV_WR_ATOMIC_FETCH_AND_ADD;
-    case work_kind::compare_swap: return IBV_WR_ATOMIC_CMP_AND_SWP;
-    default: return request.has_immediate ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND;
-    }
 }
 
 // The device's library reads the list; it has no const in its interface.
@@ -62,12 +47,7 @@ void fill(ibv_send_wr& wr, const work_request& request, std::uint64_t wr_id, boo
     wr.sg_list = sge_of(request.local);
     wr.num_sge = static_cast<int>(request.local.size());
     wr.opcode = opcode_of(request);
-    unsigned flags = 0;
-    if (signaled) flags |= IBV_SEND_SIGNALED;
-    if (request.solicited) flags |= IBV_SEND_SOLICITED;
-    if (request.fence) flags |= IBV_SEND_FENCE;
-    if (request.local.inlined()) flags |= IBV_SEND_INLINE;
-    wr.send_flags = flags;
+    wr.send_flags = flags_of(request, signaled);
     wr.imm_data = __builtin_bswap32(request.immediate);
     if (datagram) {
         wr.wr.ud.ah = request.to.native_handle();
@@ -86,12 +66,14 @@ void fill(ibv_send_wr& wr, const work_request& request, std::uint64_t wr_id, boo
 
 // The verbs answer an errno value; how many of the chain were posted follows from where it stopped.
 template <auto Verb, class Wr>
-std::error_code post_chain(const char* name, ibv_qp* qp, Wr* first, Wr*& bad) noexcept {
+bool post_chain(ibv_qp* qp, Wr* first, Wr*& bad, late_code& why) noexcept {
     bad = nullptr;
-    const auto answer = check_errno_value(name, [&] { return Verb(qp, first, &bad); });
-    if (answer) return {};
+    const int answer = Verb(qp, first, &bad);
+    if (answer == 0) [[likely]]
+        return true;
     if (bad == nullptr) bad = first;
-    return answer.error().code();
+    why = errno_code(answer);
+    return false;
 }
 
 } // namespace
@@ -140,23 +122,23 @@ void queue_pair_core::destroy() noexcept {
     if (setup_.srq) setup_.srq->leave(*setup_.recv_cq);
 }
 
-std::error_code queue_pair_core::post(ibv_send_wr* first, ibv_send_wr*& bad) noexcept {
-    return post_chain<&ibv_post_send>("ibv_post_send", native_, first, bad);
+bool queue_pair_core::post(ibv_send_wr* first, ibv_send_wr*& bad, late_code& why) noexcept {
+    return post_chain<&ibv_post_send>(native_, first, bad, why);
 }
-std::error_code queue_pair_core::post(ibv_recv_wr* first, ibv_recv_wr*& bad) noexcept {
-    return post_chain<&ibv_post_recv>("ibv_post_recv", native_, first, bad);
+bool queue_pair_core::post(ibv_recv_wr* first, ibv_recv_wr*& bad, late_code& why) noexcept {
+    return post_chain<&ibv_post_recv>(native_, first, bad, why);
 }
 
 /// Posts a request that no operation made.
 template <class Wr>
-std::error_code queue_pair_core::post_own(work_queue& queue, table_entry& entry, Wr& wr) noexcept {
+bool queue_pair_core::post_own(work_queue& queue, table_entry& entry, Wr& wr, late_code& why) noexcept {
     Wr* bad;
-    const auto code = post(&wr, bad);
-    if (code)
-        queue.revoke(*reactor_, entry);
-    else
+    const bool posted = post(&wr, bad, why);
+    if (posted) [[likely]]
         queue.take(1);
-    return code;
+    else
+        queue.revoke(*reactor_, entry);
+    return posted;
 }
 
 completion_outcome queue_pair_core::fallen() const noexcept {
@@ -200,6 +182,7 @@ void queue_pair_core::unbind() noexcept {
     reactor_->timers.remove(drain_);
     reactor_->timers.remove(keepalive_);
     reactor_ = nullptr;
+    open_ = false;
 }
 
 const char* queue_pair_core::mistake_in(const work_request& request) const noexcept {
@@ -227,29 +210,42 @@ const char* queue_pair_core::mistake_in(const work_request& request) const noexc
     return nullptr;
 }
 
-std::optional<completion_outcome> queue_pair_core::admit(const work_request* requests, std::uint32_t count) noexcept {
-    if (reactor_ == nullptr) {
-        if (quiesced_ && setup_.send_cq->attachment.load() != nullptr) return fallen();
-        if (auto refused = bind()) return refused;
-    } else if (!reactor_->on_thread()) {
-        return failed_with(errc::wrong_thread, "await", reactor_->refusal());
+bool queue_pair_core::admit(const work_request* requests, std::uint32_t count, completion_outcome& why) noexcept {
+    const auto refuse = [&why](errc condition, const char* note) {
+        why = failed_with(condition, "await", note);
+        return false;
+    };
+    if (reactor_ == nullptr) [[unlikely]] {
+        if (quiesced_ && setup_.send_cq->attachment.load() != nullptr) {
+            why = fallen();
+            return false;
+        }
+        if (auto refused = bind()) {
+            why = *refused;
+            return false;
+        }
+    } else if (!reactor_->on_thread()) [[unlikely]] {
+        return refuse(errc::wrong_thread, reactor_->refusal());
     }
-    if (failed_ || noted_) return fallen();
+    if (failed_ || noted_) [[unlikely]] {
+        why = fallen();
+        return false;
+    }
     const bool receives = requests->kind == work_kind::recv;
-    if (usage_ == usage::by_hand || (receives && receiver_ != nullptr))
-        return failed_with(errc::in_use, "await",
-                           usage_ == usage::by_hand ? "the queue pair is posted to by hand"
-                                                    : "the queue pair's receives belong to its receiver");
-    if (!connected_ && !receives) return failed_with(errc::not_connected, "await", "connect the queue pair first");
+    if (usage_ == usage::by_hand) return refuse(errc::in_use, "the queue pair is posted to by hand");
+    if (receives && receiver_ != nullptr)
+        return refuse(errc::in_use, "the queue pair's receives belong to its receiver");
+    if (!connected_ && !receives) return refuse(errc::not_connected, "connect the queue pair first");
     if (count > (receives ? recv_ : send_).capacity())
-        return failed_with(errc::invalid_argument, "await", "more requests than the queue holds");
+        return refuse(errc::invalid_argument, "more requests than the queue holds");
     for (std::uint32_t i = 0; i < count; ++i) {
-        if (const char* mistake = mistake_in(requests[i])) return failed_with(errc::invalid_argument, "await", mistake);
+        if (const char* mistake = mistake_in(requests[i])) return refuse(errc::invalid_argument, mistake);
         if (count > 1 && requests[i].kind == work_kind::recv)
-            return failed_with(errc::invalid_argument, "await", "a receive in a chain");
+            return refuse(errc::invalid_argument, "a receive in a chain");
     }
     usage_ = usage::awaited;
-    return std::nullopt;
+    open_ = connected_ && setup_.type == queue_pair_type::rc && setup_.post_mode == post_mode::immediate;
+    return true;
 }
 
 work_queue& queue_pair_core::queue_of(const operation_state& operation) noexcept {
@@ -257,8 +253,42 @@ work_queue& queue_pair_core::queue_of(const operation_state& operation) noexcept
 }
 
 bool queue_pair_core::submit(operation_state& operation) noexcept {
-    if (auto refused = admit(operation.requests_, operation.count_)) [[unlikely]] {
-        operation.outcome_ = *refused;
+    const direct_post direct = operation.direct_;
+    if (direct.possible && open_ && reactor_->on_own_thread() && send_.room() != 0 && send_.waiting.empty() &&
+        operation.requests_->local.size() <= setup_.max_send_slices) [[likely]]
+        return post_directly(operation);
+    return submit_slowly(operation);
+}
+
+/// What `post_one` does, where nothing else can be.
+inline bool queue_pair_core::post_directly(operation_state& operation) noexcept {
+    table_entry* const entry = send_.append(reactor_->table, true);
+    if (entry == nullptr) [[unlikely]]
+        return submit_slowly(operation);
+    send_.take(1);
+    entry->operation = &operation;
+    entry->kind = entry_kind::awaited;
+    operation.last_ = entry;
+    operation.phase_ = operation_phase::posted;
+    const work_request& request = *operation.requests_;
+    ibv_send_wr wr;
+    wr.wr_id = entry->wr_id;
+    wr.next = nullptr;
+    wr.sg_list = sge_of(request.local);
+    wr.num_sge = static_cast<int>(request.local.size());
+    wr.opcode = static_cast<ibv_wr_opcode>(operation.direct_.opcode);
+    wr.send_flags = operation.direct_.flags;
+    wr.imm_data = __builtin_bswap32(request.immediate);
+    wr.wr.rdma.remote_addr = request.remote.address;
+    wr.wr.rdma.rkey = request.remote.rkey;
+    ibv_send_wr* bad;
+    if (late_code why; !post(&wr, bad, why)) [[unlikely]]
+        return settle(operation, 0, why);
+    return true;
+}
+
+bool queue_pair_core::submit_slowly(operation_state& operation) noexcept {
+    if (!admit(operation.requests_, operation.count_, operation.outcome_)) [[unlikely]] {
         operation.phase_ = operation_phase::ended;
         return false;
     }
@@ -294,13 +324,16 @@ bool queue_pair_core::prepare(operation_state& operation, ibv_send_wr* wr) noexc
         const bool last = i + 1 == count;
         const bool wanted = last && (request.signaled || count > 1);
         const bool signaled = wanted || datagram || send_.must_signal();
-        table_entry* entry = send_.append(*reactor_, signaled);
+        table_entry* entry = send_.append(reactor_->table, signaled);
         if (entry == nullptr) {
             for (std::uint32_t k = 0; k < i; ++k) send_.revoke(*reactor_, *send_.last());
             return false;
         }
         entry->operation = &operation;
-        entry->kind = !last ? entry_kind::member : wanted ? entry_kind::awaited : entry_kind::quiet;
+        if (!wanted)
+            entry->kind = last ? entry_kind::quiet : entry_kind::member;
+        else
+            entry->kind = count > 1 ? entry_kind::chain : entry_kind::awaited;
         fill(wr[i], request, entry->wr_id, signaled, datagram);
         if (i > 0) wr[i - 1].next = &wr[i];
     }
@@ -310,7 +343,7 @@ bool queue_pair_core::prepare(operation_state& operation, ibv_send_wr* wr) noexc
 }
 
 bool queue_pair_core::prepare(operation_state& operation, ibv_recv_wr& wr) noexcept {
-    table_entry* entry = recv_.append(*reactor_, true);
+    table_entry* entry = recv_.append(reactor_->table, true);
     if (entry == nullptr) return false;
     entry->operation = &operation;
     entry->kind = entry_kind::awaited;
@@ -341,29 +374,27 @@ bool queue_pair_core::settle(operation_state& operation, std::uint32_t posted, s
         entry = before;
     }
     queue.give(operation.count_ - posted);
-    operation.outcome_.failed = true;
-    operation.outcome_.code = code;
+    operation.outcome_ = {code, &queue == &recv_ ? "ibv_post_recv" : "ibv_post_send"};
     operation.outcome_.qp_num = setup_.local.qp_num;
-    operation.outcome_.verb = &queue == &recv_ ? "ibv_post_recv" : "ibv_post_send";
     if (posted == 0) {
         operation.phase_ = operation_phase::ended;
         operation.last_ = nullptr;
         return false;
     }
     // Half a chain is with the device: it ends when the queue pair has been flushed.
-    entry->kind = entry_kind::awaited;
+    entry->kind = entry_kind::chain;
     operation.last_ = entry;
     note_failure(code, 0);
     return true;
 }
 
 bool queue_pair_core::post_one(operation_state& operation) noexcept {
+    late_code why;
     if (operation.requests_->kind == work_kind::recv) {
         ibv_recv_wr wr;
         if (!prepare(operation, wr)) return settle(operation, 0, {});
         ibv_recv_wr* bad;
-        const auto code = post(&wr, bad);
-        return code ? settle(operation, 0, code) : true;
+        return post(&wr, bad, why) || settle(operation, 0, why);
     }
     ibv_send_wr one;
     ibv_send_wr* wrs = &one;
@@ -374,8 +405,7 @@ bool queue_pair_core::post_one(operation_state& operation) noexcept {
     const bool quiet = operation.count_ == 1 && !operation.requests_->signaled;
     if (!prepare(operation, wrs)) return settle(operation, 0, {});
     ibv_send_wr* bad;
-    const auto code = post(wrs, bad);
-    if (code) return settle(operation, static_cast<std::uint32_t>(bad - wrs), code);
+    if (!post(wrs, bad, why)) return settle(operation, static_cast<std::uint32_t>(bad - wrs), why);
     if (!quiet) return true;
     operation.phase_ = operation_phase::ended;
     return false;
@@ -405,8 +435,8 @@ void queue_pair_core::flush_queue(work_queue& queue, std::vector<Wr>& wrs) noexc
     std::uint32_t start = 0;
     while (start < filled) {
         Wr* bad = nullptr;
-        const auto code = post(&wrs[start], bad);
-        const auto taken = code ? static_cast<std::uint32_t>(bad - wrs.data()) : filled;
+        late_code why{};
+        const auto taken = post(&wrs[start], bad, why) ? filled : static_cast<std::uint32_t>(bad - wrs.data());
         while (start < filled && !flight.empty()) {
             operation_state& operation = flight.pop_front();
             const std::uint32_t count = operation.count_;
@@ -419,7 +449,7 @@ void queue_pair_core::flush_queue(work_queue& queue, std::vector<Wr>& wrs) noexc
                 }
                 continue;
             }
-            if (!settle(operation, taken - start, code)) reactor_->ready.push(operation);
+            if (!settle(operation, taken - start, why)) reactor_->ready.push(operation);
             start += count;
             break;
         }
@@ -503,13 +533,13 @@ bool queue_pair_core::submit(flush_state& flush) noexcept {
 
 void queue_pair_core::post_marker(entry_kind kind) noexcept {
     if (send_.room() == 0) return;
-    table_entry* entry = send_.append(*reactor_, true);
+    table_entry* entry = send_.append(reactor_->table, true);
     if (entry == nullptr) return note_failure(make_code(errc::resource), 0);
     entry->kind = kind;
     ibv_send_wr wr;
     fill(wr, write_request{.local = {}, .remote = {}}, entry->wr_id, true, false);
     // Nothing else would ever tell that those before it are done; the buffers are quiet after a failure.
-    if (const auto code = post_own(send_, *entry, wr)) note_failure(code, 0);
+    if (late_code why; !post_own(send_, *entry, wr, why)) note_failure(why, 0);
 }
 
 void queue_pair_core::end_flushes() noexcept {
@@ -534,14 +564,14 @@ void queue_pair_core::keep_alive() noexcept {
 }
 
 result<void> queue_pair_core::send_detached(const work_request& request, pool_token token) noexcept {
-    if (auto refused = admit(&request, 1)) {
-        refused->verb = "send_detached";
-        return error_of(*refused);
+    if (completion_outcome refusal; !admit(&request, 1, refusal)) {
+        refusal.verb = "send_detached";
+        return error_of(refusal);
     }
     if (!send_.batch.empty()) reactor_->flush_batches();
     table_entry* entry = nullptr;
     const bool signaled = token.pool != nullptr || send_.must_signal() || setup_.type == queue_pair_type::ud;
-    if (send_.room() == 0 || !send_.waiting.empty() || (entry = send_.append(*reactor_, signaled)) == nullptr)
+    if (send_.room() == 0 || !send_.waiting.empty() || (entry = send_.append(reactor_->table, signaled)) == nullptr)
         return error(errc::resource, "send_detached").with_note("the send queue is full");
     entry->kind = token.pool != nullptr ? entry_kind::pooled : entry_kind::quiet;
     if (token.pool != nullptr) {
@@ -550,8 +580,8 @@ result<void> queue_pair_core::send_detached(const work_request& request, pool_to
     }
     ibv_send_wr wr;
     fill(wr, request, entry->wr_id, signaled, setup_.type == queue_pair_type::ud);
-    if (const auto code = post_own(send_, *entry, wr))
-        return error(code, "ibv_post_send").with_completion(setup_.local.qp_num, 0);
+    if (late_code why; !post_own(send_, *entry, wr, why))
+        return error(why, "ibv_post_send").with_completion(setup_.local.qp_num, 0);
     return {};
 }
 
@@ -583,9 +613,9 @@ result<void> queue_pair_core::adopt(receiver_core& receiver) {
             .with_note("the queue pair has a shared receive queue: make the receiver on that");
     if (receiver_ != nullptr || !recv_.empty() || !recv_.waiting.empty())
         return error(errc::in_use, "receiver::create").with_note("the queue pair's receives have a user already");
-    if (auto refused = admit(&probe, 1)) {
-        refused->verb = "receiver::create";
-        return error_of(*refused);
+    if (completion_outcome refusal; !admit(&probe, 1, refusal)) {
+        refusal.verb = "receiver::create";
+        return error_of(refusal);
     }
     receiver_ = &receiver;
     return {};
@@ -593,14 +623,15 @@ result<void> queue_pair_core::adopt(receiver_core& receiver) {
 
 bool queue_pair_core::post_receive(receiver_core& receiver, std::uint32_t slot, memory_slice slice) noexcept {
     if (recv_.room() == 0) return false;
-    table_entry* entry = recv_.append(*reactor_, true);
+    table_entry* entry = recv_.append(reactor_->table, true);
     if (entry == nullptr) return false;
     entry->kind = entry_kind::receive;
     entry->receiver = &receiver;
     entry->slot = slot;
     auto* sge = reinterpret_cast<ibv_sge*>(&slice);
     ibv_recv_wr wr{.wr_id = entry->wr_id, .next = nullptr, .sg_list = sge, .num_sge = 1};
-    return !post_own(recv_, *entry, wr);
+    late_code why;
+    return post_own(recv_, *entry, wr, why);
 }
 
 void queue_pair_core::look_for_cause(const work_queue& flushed) noexcept {
@@ -613,6 +644,7 @@ void queue_pair_core::look_for_cause(const work_queue& flushed) noexcept {
 
 void queue_pair_core::note_failure(std::error_code code, std::uint32_t vendor_error) noexcept {
     if (failed_ || noted_) return;
+    open_ = false;
     noted_ = true;
     root_cause_ = code;
     root_vendor_error_ = vendor_error;
@@ -676,7 +708,7 @@ void queue_pair_core::post_waiting(work_queue& queue) noexcept {
 /// The device has put the queue pair into the error state, or is about to. Nothing is posted from here on; what is
 /// outstanding is flushed, or ended when the time for that is over.
 void queue_pair_core::start_failing() noexcept {
-    noted_ = false;
+    open_ = noted_ = false;
     failed_ = true;
     to_error_state();
     const completion_outcome failure = fallen();
@@ -712,7 +744,7 @@ void queue_pair_core::quiesce(std::error_code cause) noexcept {
     reactor_->timers.remove(keepalive_);
     if (!send_.empty() || !recv_.empty()) sweep();
     if (!failed_ && !noted_) root_cause_ = cause;
-    noted_ = false;
+    open_ = noted_ = false;
     failed_ = true;
     quiesced_ = true;
     if (native_ != nullptr && !process_.forked()) {

@@ -121,24 +121,28 @@ class queue_pair_core {
 
     /// Finds the reactor and makes it ours. An error's outcome otherwise.
     std::optional<completion_outcome> bind() noexcept;
-    std::optional<completion_outcome> admit(const work_request* requests, std::uint32_t count) noexcept;
+    /// False: refused, and why.
+    bool admit(const work_request* requests, std::uint32_t count, completion_outcome& why) noexcept;
     const char* mistake_in(const work_request& request) const noexcept;
     bool dispose(operation_state& operation) noexcept;
     bool withdraw(operation_state& operation) noexcept;
+    [[gnu::noinline]] bool submit_slowly(operation_state& operation) noexcept;
+    bool post_directly(operation_state& operation) noexcept;
     bool post_one(operation_state& operation) noexcept;
     bool prepare(operation_state& operation, ibv_send_wr* wr) noexcept;
     bool prepare(operation_state& operation, ibv_recv_wr& wr) noexcept;
-    bool settle(operation_state& operation, std::uint32_t posted, std::error_code code) noexcept;
+    [[gnu::noinline]] bool settle(operation_state& operation, std::uint32_t posted, std::error_code code) noexcept;
     template <class Wr>
     void flush_queue(work_queue& queue, std::vector<Wr>& wrs) noexcept;
     void post_waiting(work_queue& queue) noexcept;
     void start_failing() noexcept;
     void end_flushes() noexcept;
     void post_marker(entry_kind kind) noexcept;
-    std::error_code post(ibv_send_wr* first, ibv_send_wr*& bad) noexcept;
-    std::error_code post(ibv_recv_wr* first, ibv_recv_wr*& bad) noexcept;
+    /// False: `bad` was refused, and `why`.
+    bool post(ibv_send_wr* first, ibv_send_wr*& bad, late_code& why) noexcept;
+    bool post(ibv_recv_wr* first, ibv_recv_wr*& bad, late_code& why) noexcept;
     template <class Wr>
-    std::error_code post_own(work_queue& queue, table_entry& entry, Wr& wr) noexcept;
+    bool post_own(work_queue& queue, table_entry& entry, Wr& wr, late_code& why) noexcept;
     void end_drains() noexcept;
     bool outstanding() const noexcept;
     void keep_alive() noexcept;
@@ -153,6 +157,7 @@ class queue_pair_core {
     ibv_qp* native_;
     reactor_core* reactor_ = nullptr;
     usage usage_ = usage::none;
+    bool open_ = false; ///< admits and posts at once what `direct_post` describes: connected, RC, awaited, not failed
     bool connected_ = false;
     bool noted_ = false;  ///< a failure was noted, and not yet attended to
     bool failed_ = false; ///< nothing is posted any more

@@ -67,6 +67,7 @@ class reactor_core {
         const auto owner = owner_.load(std::memory_order_relaxed);
         return owner == thread_number() || (owner == nobody && !process.forked());
     }
+    bool on_own_thread() const noexcept { return owner_.load(std::memory_order_relaxed) == thread_number(); }
     /// Where it need not be an error: what is destroyed in a child of fork(2) is only forgotten there.
     bool on_thread_or_forked() const noexcept { return on_thread() || process.forked(); }
     /// Why `on_thread` says no.

@@ -105,7 +105,7 @@ bool receiver_core::post(std::uint32_t slot) noexcept {
     memory_slice slice{reinterpret_cast<std::uint64_t>(region_.bytes().data()) + std::uint64_t{slot} * stride_,
                        message_bytes_ + head_bytes_, region_.lkey()};
     if (pair_ != nullptr) return pair_->post_receive(*this, slot, slice);
-    table_entry* entry = srq_queue_->room() == 0 ? nullptr : srq_queue_->append(*reactor_, true);
+    table_entry* entry = srq_queue_->room() == 0 ? nullptr : srq_queue_->append(reactor_->table, true);
     if (entry == nullptr) return false;
     entry->kind = entry_kind::receive;
     entry->receiver = this;
@@ -170,9 +170,7 @@ void receiver_core::fail(error cause) noexcept {
 
 void receiver_core::queue_gone() noexcept {
     if (srq_queue_ && reactor_ != nullptr) {
-        completion_outcome gone;
-        gone.failed = true;
-        gone.code = make_code(errc::closed);
+        const completion_outcome gone(make_code(errc::closed), "");
         srq_queue_->end_all(*reactor_, gone);
     }
     fail(error(errc::closed, "receiver"));

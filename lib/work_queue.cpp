@@ -25,25 +25,6 @@ const char* verb_of(work_kind kind) noexcept {
 
 } // namespace
 
-table_entry* work_queue::append(reactor_core& reactor, bool signaled) noexcept {
-    table_entry* entry = reactor.table.acquire();
-    if (entry == nullptr) return nullptr;
-    entry->queue = this;
-    entry->signaled = signaled;
-    entry->sequence = ++posted_;
-    entry->next = nullptr;
-    entry->previous = tail_;
-    (tail_ != nullptr ? tail_->next : head_) = entry;
-    tail_ = entry;
-    if (sends_) unsignaled_ = signaled ? 0 : unsignaled_ + 1;
-    return entry;
-}
-
-void work_queue::unlink(table_entry& entry) noexcept {
-    (entry.previous != nullptr ? entry.previous->next : head_) = entry.next;
-    (entry.next != nullptr ? entry.next->previous : tail_) = entry.previous;
-}
-
 void work_queue::revoke(reactor_core& reactor, table_entry& entry) noexcept {
     // If it was signaled, the length of the run before it has been forgotten: the next request begins a new one.
     if (sends_) unsignaled_ = capacity_;
@@ -51,36 +32,29 @@ void work_queue::revoke(reactor_core& reactor, table_entry& entry) noexcept {
     reactor.table.release(entry);
 }
 
-void work_queue::complete(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept {
-    if (sends_) {
-        // A send's completion says that all sends before it have completed; only unsignaled ones have none of their
-        // own.
-        for (table_entry* earlier = head_; earlier != &entry;) {
-            table_entry* next = earlier->next;
-            if (!earlier->signaled) end_entry(reactor, *earlier, nullptr, nullptr);
-            earlier = next;
-        }
+/// A send's completion says that all sends before it have completed; only unsignaled ones have none of their own.
+void work_queue::end_unsignaled_before(reactor_core& reactor, const table_entry& entry) noexcept {
+    for (table_entry* earlier = head_; earlier != &entry;) {
+        table_entry* next = earlier->next;
+        if (!earlier->signaled) end_entry(reactor, *earlier, nullptr, nullptr);
+        earlier = next;
     }
-    if (wc.status == IBV_WC_SUCCESS) [[likely]] {
-        end_entry(reactor, entry, &wc, nullptr);
-    } else {
-        const std::error_code code = entry.kind == entry_kind::probe && wc.status != IBV_WC_WR_FLUSH_ERR
-                                         ? make_code(errc::peer_lost)
-                                         : std::error_code(static_cast<int>(wc.status), completion_category());
-        queue_pair_core* pair = pair_ != nullptr ? pair_ : reactor.find_pair(wc.qp_num);
-        if (pair != nullptr) {
-            if (wc.status == IBV_WC_WR_FLUSH_ERR) pair->look_for_cause(*this);
-            pair->note_failure(code, wc.vendor_err);
-        }
-        completion_outcome failure;
-        failure.failed = true;
-        failure.code = code;
-        failure.qp_num = wc.qp_num;
-        failure.vendor_error = wc.vendor_err;
-        if (pair != nullptr) failure.root_cause = pair->fallen().root_cause;
-        end_entry(reactor, entry, nullptr, &failure);
+}
+
+void work_queue::fail(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept {
+    const std::error_code code = entry.kind == entry_kind::probe && wc.status != IBV_WC_WR_FLUSH_ERR
+                                     ? make_code(errc::peer_lost)
+                                     : std::error_code(static_cast<int>(wc.status), completion_category());
+    queue_pair_core* pair = pair_ != nullptr ? pair_ : reactor.find_pair(wc.qp_num);
+    if (pair != nullptr) {
+        if (wc.status == IBV_WC_WR_FLUSH_ERR) pair->look_for_cause(*this);
+        pair->note_failure(code, wc.vendor_err);
     }
-    if (pair_ != nullptr && (!waiting.empty() || pair_->awaited())) pair_->want_attention();
+    completion_outcome failure(code, "");
+    failure.qp_num = wc.qp_num;
+    failure.vendor_error = wc.vendor_err;
+    if (pair != nullptr) failure.root_cause = pair->fallen().root_cause;
+    end_entry(reactor, entry, nullptr, &failure);
 }
 
 void work_queue::end_operation(reactor_core& reactor, operation_state& operation,
@@ -98,32 +72,58 @@ void work_queue::end_operation(reactor_core& reactor, operation_state& operation
     reactor.ready.push(operation);
 }
 
+/// A signaled request of a chain may have lost its completion, and the chain is gone when its last has ended.
+inline void work_queue::forget_members(table_entry& last) noexcept {
+    for (table_entry* e = last.previous; e != nullptr && e->kind == entry_kind::member; e = e->previous)
+        e->kind = entry_kind::quiet;
+}
+
+inline void work_queue::free_entry(reactor_core& reactor, table_entry& entry) noexcept {
+    unlink(entry);
+    reactor.table.release(entry);
+    ++room_;
+}
+
+inline void work_queue::succeed(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept {
+    operation_state& operation = *entry.operation;
+    if (!sends_) {
+        auto& out = operation.outcome_;
+        const bool datagram = pair_->setup().type == queue_pair_type::ud;
+        out.byte_len = wc.byte_len - (datagram ? grh_bytes : 0);
+        out.source_qp = wc.src_qp;
+        if ((wc.wc_flags & IBV_WC_WITH_IMM) != 0) {
+            out.has_immediate = true;
+            out.immediate = __builtin_bswap32(wc.imm_data);
+        }
+    }
+    operation.phase_ = operation_phase::ended;
+    reactor.ready.push(operation);
+    free_entry(reactor, entry);
+}
+
+void work_queue::complete(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept {
+    if (&entry != head_ && sends_) end_unsignaled_before(reactor, entry);
+    if (wc.status != IBV_WC_SUCCESS) [[unlikely]] {
+        fail(reactor, entry, wc);
+    } else if (entry.kind == entry_kind::awaited) [[likely]] {
+        succeed(reactor, entry, wc);
+    } else if (entry.kind == entry_kind::chain) {
+        forget_members(entry);
+        succeed(reactor, entry, wc);
+    } else {
+        end_entry(reactor, entry, &wc, nullptr);
+    }
+    if (pair_ != nullptr && (!waiting.empty() || pair_->awaited())) pair_->want_attention();
+}
+
 void work_queue::end_entry(reactor_core& reactor, table_entry& entry, const ibv_wc* wc,
                            const completion_outcome* failure) noexcept {
     switch (entry.kind) {
-    case entry_kind::awaited: {
-        operation_state& operation = *entry.operation;
-        // A signaled request of the chain may have lost its completion, and the chain is gone before it ends.
-        for (table_entry* e = entry.previous; e != nullptr && e->kind == entry_kind::member; e = e->previous)
-            e->kind = entry_kind::quiet;
-        if (failure != nullptr) {
-            end_operation(reactor, operation, *failure);
-            break;
-        }
-        if (!sends_) {
-            auto& out = operation.outcome_;
-            const bool datagram = pair_->setup().type == queue_pair_type::ud;
-            out.byte_len = wc->byte_len - (datagram ? grh_bytes : 0);
-            out.source_qp = wc->src_qp;
-            if ((wc->wc_flags & IBV_WC_WITH_IMM) != 0) {
-                out.has_immediate = true;
-                out.immediate = __builtin_bswap32(wc->imm_data);
-            }
-        }
-        operation.phase_ = operation_phase::ended;
-        reactor.ready.push(operation);
+    case entry_kind::chain: forget_members(entry); [[fallthrough]];
+    case entry_kind::awaited:
+        // That it succeeded is known from its own completion alone; half a chain has failed when it was posted.
+        end_operation(reactor, *entry.operation, failure != nullptr ? *failure : entry.operation->outcome_);
         break;
-    }
     case entry_kind::member:
         // The chain ends with its last request, and with the failure of the first that failed.
         if (failure != nullptr && !entry.operation->outcome_.failed) {
@@ -137,9 +137,7 @@ void work_queue::end_entry(reactor_core& reactor, table_entry& entry, const ibv_
     case entry_kind::probe:
     case entry_kind::free: break;
     }
-    unlink(entry);
-    reactor.table.release(entry);
-    ++room_;
+    free_entry(reactor, entry);
 }
 
 void work_queue::end_all(reactor_core& reactor, const completion_outcome& failure) noexcept {

@@ -47,7 +47,20 @@ class work_queue {
     }
 
     /// Takes an entry and appends it. Null: the table is full. Does not take room.
-    table_entry* append(reactor_core& reactor, bool signaled) noexcept;
+    table_entry* append(operation_table& table, bool signaled) noexcept {
+        table_entry* entry = table.acquire();
+        if (entry == nullptr) [[unlikely]]
+            return nullptr;
+        entry->queue = this;
+        entry->signaled = signaled;
+        entry->sequence = ++posted_;
+        entry->next = nullptr;
+        entry->previous = tail_;
+        (tail_ != nullptr ? tail_->next : head_) = entry;
+        tail_ = entry;
+        unsignaled_ = signaled ? 0 : unsignaled_ + 1;
+        return entry;
+    }
     /// Undoes `append` of a request that was not posted. Does not give room.
     void revoke(reactor_core& reactor, table_entry& entry) noexcept;
 
@@ -65,9 +78,17 @@ class work_queue {
     list<operation_state> batch;   ///< have room, wait for the flush
 
   private:
-    void end_entry(reactor_core& reactor, table_entry& entry, const ibv_wc* wc,
-                   const completion_outcome* failure) noexcept;
-    void unlink(table_entry& entry) noexcept;
+    static void forget_members(table_entry& last) noexcept;
+    void free_entry(reactor_core& reactor, table_entry& entry) noexcept;
+    [[gnu::noinline]] void end_unsignaled_before(reactor_core& reactor, const table_entry& entry) noexcept;
+    [[gnu::noinline]] void fail(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept;
+    void succeed(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept;
+    [[gnu::noinline]] void end_entry(reactor_core& reactor, table_entry& entry, const ibv_wc* wc,
+                                     const completion_outcome* failure) noexcept;
+    void unlink(table_entry& entry) noexcept {
+        (entry.previous != nullptr ? entry.previous->next : head_) = entry.next;
+        (entry.next != nullptr ? entry.next->previous : tail_) = entry.previous;
+    }
 
     queue_pair_core* pair_; ///< null: a shared receive queue
     table_entry* head_ = nullptr;

@@ -20,7 +20,7 @@ using vb::detail::work_queue;
 namespace {
 
 struct operation : vb::detail::operation_state {
-    operation(const vb::work_request* requests, std::uint32_t count) : operation_state(nullptr, requests, count) {}
+    operation(const vb::work_request* requests, std::uint32_t count) : operation_state(nullptr, requests, count, {}) {}
     using operation_state::failure;
     using operation_state::outcome_;
     using operation_state::phase_;
@@ -32,7 +32,7 @@ struct fixture {
     work_queue queue{nullptr, true, 8};
 
     table_entry& post(bool signaled, entry_kind kind = entry_kind::quiet, operation* o = nullptr) {
-        table_entry* entry = queue.append(reactor, signaled);
+        table_entry* entry = queue.append(reactor.table, signaled);
         REQUIRE(entry != nullptr);
         queue.take(1);
         entry->kind = kind;
@@ -87,11 +87,11 @@ TEST_CASE("work queue: half of the places may go unsignaled, no more") {
         work_queue queue(nullptr, true, capacity);
         std::uint32_t unsignaled = 0;
         while (!queue.must_signal() && unsignaled <= capacity) {
-            queue.append(f.reactor, false);
+            queue.append(f.reactor.table, false);
             ++unsignaled;
         }
         CHECK(unsignaled == run);
-        table_entry* signaled = queue.append(f.reactor, true);
+        table_entry* signaled = queue.append(f.reactor.table, true);
         CHECK(queue.must_signal() == (run == 0));
         // One that was refused tells nothing about those before it.
         queue.revoke(f.reactor, *signaled);
@@ -102,7 +102,7 @@ TEST_CASE("work queue: half of the places may go unsignaled, no more") {
 TEST_CASE("work queue: a request that was not posted leaves no trace") {
     fixture f;
     table_entry& first = f.post(true);
-    table_entry* refused = f.queue.append(f.reactor, true);
+    table_entry* refused = f.queue.append(f.reactor.table, true);
     table_entry& last = f.post(true);
     const auto number = refused->wr_id;
     f.queue.revoke(f.reactor, *refused);
@@ -137,7 +137,7 @@ TEST_CASE("work queue: a chain ends with its last request, and with the first fa
     o.phase_ = operation_phase::posted;
     table_entry& first = f.post(false, entry_kind::member, &o);
     table_entry& second = f.post(false, entry_kind::member, &o);
-    table_entry& third = f.post(true, entry_kind::awaited, &o);
+    table_entry& third = f.post(true, entry_kind::chain, &o);
     f.complete(first, IBV_WC_REM_ACCESS_ERR);
     f.complete(second, IBV_WC_WR_FLUSH_ERR);
     CHECK(o.phase_ == operation_phase::posted);
@@ -160,9 +160,7 @@ TEST_CASE("work queue: what is outstanding ends in order, what waits after it") 
     f.queue.batch.push_back(batched);
     waiting.phase_ = operation_phase::queued;
     f.queue.waiting.push_back(waiting);
-    vb::detail::completion_outcome failure;
-    failure.failed = true;
-    failure.code = vb::make_code(vb::errc::connection_reset);
+    const vb::detail::completion_outcome failure(vb::make_code(vb::errc::connection_reset), "");
     f.queue.end_all(f.reactor, failure);
     CHECK(f.queue.empty());
     CHECK(posted.phase_ == operation_phase::ended);

@@ -23,26 +23,54 @@ enum class operation_phase : std::uint8_t {
     ended,   ///< its outcome is final; on a ready list until it is resumed
 };
 
-/// What ended an operation. On success only the first line is written.
+/// A `std::error_code` that is not made before it is needed.
+struct late_code {
+    int value;
+    const std::error_category* category;
+
+    late_code& operator=(const std::error_code& code) noexcept {
+        value = code.value();
+        category = &code.category();
+        return *this;
+    }
+    operator std::error_code() const noexcept { return {value, *category}; }
+};
+
+/// What ended an operation. Every operation has one, and few fail: only what a success says is written before.
 struct completion_outcome {
+    completion_outcome() noexcept {}
+    completion_outcome(const std::error_code& why, const char* failed_verb, const char* more = nullptr) noexcept
+        : failed(true), qp_num(0), vendor_error(0), verb(failed_verb), note(more) {
+        code = why;
+        root_cause = std::error_code();
+    }
+
     bool failed = false;
     bool has_immediate = false;
-    std::uint32_t byte_len = 0;
-    std::uint32_t immediate = 0;
-    std::uint32_t source_qp = 0;
-    std::uint32_t qp_num = 0;
-    std::uint32_t vendor_error = 0;
-    std::error_code code;
-    std::error_code root_cause;
-    const char* verb = "";
-    const char* note = nullptr;
+    std::uint32_t byte_len;  // of a receive, as are
+    std::uint32_t immediate; // with `has_immediate`
+    std::uint32_t source_qp;
+    std::uint32_t qp_num; // of a failure, as are
+    std::uint32_t vendor_error;
+    late_code code;
+    late_code root_cause;
+    const char* verb;
+    const char* note;
+};
+
+/// What the program's compiler knows of a single request: whether it is a signaled send, write or read without fault,
+/// inline data or destination, and how the device is told of it.
+struct direct_post {
+    bool possible = false;
+    std::uint8_t flags = 0;
+    std::uint16_t opcode = 0;
 };
 
 /// The part of an awaiter that the runtime knows.
 class operation_state : public ready_node {
   public:
-    operation_state(queue_pair_core* qp, const work_request* requests, std::uint32_t count) noexcept
-        : requests_(requests), qp_(qp), count_(count) {}
+    operation_state(queue_pair_core* qp, const work_request* requests, std::uint32_t count, direct_post direct) noexcept
+        : requests_(requests), qp_(qp), count_(count), direct_(direct) {}
     ~operation_state() {
         if (phase_ != operation_phase::ended && phase_ != operation_phase::idle) leave();
     }
@@ -61,6 +89,7 @@ class operation_state : public ready_node {
     std::uint32_t count_;
     operation_phase phase_ = operation_phase::idle;
     errc cancelled_{}; ///< why, if that is what ends it
+    direct_post direct_;
     completion_outcome outcome_;
 
   private:

@@ -52,6 +52,8 @@ class slice_list {
     std::uint32_t size() const noexcept { return size_; }
     bool inlined() const noexcept { return inlined_; }
     std::uint64_t bytes() const noexcept {
+        if (size_ == 1) [[likely]]
+            return data()->length;
         std::uint64_t sum = 0;
         for (std::uint32_t i = 0; i < size_; ++i) sum += data()[i].length;
         return sum;
@@ -210,13 +212,37 @@ struct received {
 /// @cond internal
 namespace detail {
 
+inline ibv_wr_opcode opcode_of(const work_request& request) noexcept {
+    switch (request.kind) {
+    case work_kind::write: return request.has_immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
+    case work_kind::read: return IBV_WR_RDMA_READ;
+    case work_kind::fetch_add: return IBV_WR_ATOMIC_FETCH_AND_ADD;
+    case work_kind::compare_swap: return IBV_WR_ATOMIC_CMP_AND_SWP;
+    default: return request.has_immediate ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND;
+    }
+}
+
+inline unsigned flags_of(const work_request& request, bool signaled) noexcept {
+    return (signaled ? unsigned{IBV_SEND_SIGNALED} : 0) | (request.solicited ? unsigned{IBV_SEND_SOLICITED} : 0) |
+           (request.fence ? unsigned{IBV_SEND_FENCE} : 0) | (request.local.inlined() ? unsigned{IBV_SEND_INLINE} : 0);
+}
+
+inline direct_post direct_post_of(const work_request& request) noexcept {
+    const bool remote = request.kind == work_kind::write || request.kind == work_kind::read;
+    return {.possible = (remote || request.kind == work_kind::send) && request.signaled && !request.local.inlined() &&
+                        request.to.native_handle() == nullptr &&
+                        (!remote || request.local.bytes() <= request.remote.length),
+            .flags = static_cast<std::uint8_t>(flags_of(request, true)),
+            .opcode = static_cast<std::uint16_t>(opcode_of(request))};
+}
+
 /// The awaiter of every work request: immovable, in the coroutine frame; the table entry names it, so that no
 /// allocation is needed. Destroying it while the request is posted ends the connection (see queue_pair.hpp).
 template <class Result>
 class work_awaiter : public operation_state {
   public:
-    work_awaiter(queue_pair_core* qp, const work_request& request) noexcept
-        : operation_state(qp, &request_, 1), request_(request) {}
+    work_awaiter(queue_pair_core* qp, const work_request& request, direct_post direct) noexcept
+        : operation_state(qp, &request_, 1, direct), request_(request) {}
 
     bool await_ready() const noexcept { return false; }
     bool await_suspend(std::coroutine_handle<> waiting) noexcept {
@@ -246,19 +272,21 @@ template <class Result>
 class work_operation {
   public:
     using result_type = result<Result>;
-    work_operation(queue_pair_core* qp, const work_request& request) noexcept : qp_(qp), request_(request) {}
-    work_awaiter<Result> operator co_await() && noexcept { return {qp_, request_}; }
+    work_operation(queue_pair_core* qp, const work_request& request) noexcept
+        : qp_(qp), request_(request), direct_(direct_post_of(request)) {}
+    work_awaiter<Result> operator co_await() && noexcept { return {qp_, request_, direct_}; }
 
   private:
     queue_pair_core* qp_;
     work_request request_;
+    direct_post direct_; // of what the compiler still sees here
 };
 
 template <std::size_t N>
 class chain_awaiter : public operation_state {
   public:
     chain_awaiter(queue_pair_core* qp, const std::array<work_request, N>& requests) noexcept
-        : operation_state(qp, nullptr, N), requests_(requests) {
+        : operation_state(qp, nullptr, N, {}), requests_(requests) {
         operation_state::requests_ = requests_.data();
     }
 
