@@ -25,18 +25,23 @@ TEST_CASE("a close waits for the flushes, and posts fail from its beginning on")
         for (const auto mode : {vb::post_mode::immediate, vb::post_mode::batched}) {
             INFO(name << (mode == vb::post_mode::batched ? ", batched" : ""));
             lab l(name, {.depth = 4, .mode = mode});
-            ending_log log, late;
+            ending_log log, before, late;
             std::vector<std::uint32_t> missing;
             vb::scope scope;
+            scope.spawn(support::receive(*l.left, l.slice(0), before));
+            l.reactor.run(support::transmit(*l.right, l.slice(1), before));
+            l.turns();
+            REQUIRE(before.successes == 2);
             for (int i = 0; i < 6; ++i) scope.spawn(support::receive(*l.right, l.slice(0), log)); // two wait for room
             l.turns();
             l.hold();
             scope.spawn(drain_into(l.right->close(), missing));
             scope.spawn(drain_into(l.right->drain(), missing)); // the one that closes does not leave it behind
             scope.spawn(support::receive(*l.right, l.slice(0), late));
+            scope.spawn(support::transmit(*l.right, l.slice(1), late));
             l.turns();
             CHECK(missing.empty());
-            CHECK(late.failures.size() == 1);
+            CHECK(late.failures.size() == 2);
             CHECK(log.failures.size() == 2);
             l.release();
             l.finish(scope);
@@ -52,7 +57,7 @@ TEST_CASE("a close waits for the flushes, and posts fail from its beginning on")
             CHECK(state.error() == vb::errc::closed);
             l.reactor.run(support::transmit(*l.right, l.slice(0), late));
             l.reactor.run(drain_into(l.right->close(), missing));
-            CHECK(late.failures.size() == 2);
+            CHECK(late.failures.size() == 3);
             CHECK(missing.size() == 3);
             const auto posted = l.right->post(vb::recv_request{l.slice(0)}, 1);
             REQUIRE(!posted);
