@@ -184,6 +184,7 @@ TEST_CASE("a single send does not overtake a chain that waits for room") {
         for (const auto mode : {vb::post_mode::immediate, vb::post_mode::batched}) {
             INFO(name);
             lab l(name, {.depth = 4, .mode = mode});
+            l.turns(); // from now on the reactor has its thread
             std::vector<int> order;
             std::vector<std::uint64_t> got;
             vb::scope scope;
