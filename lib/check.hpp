@@ -5,8 +5,10 @@
 #include <verbena/result.hpp>
 
 #include <cerrno>
+#include <concepts>
 #include <cstdint>
 #include <system_error>
+#include <utility>
 
 namespace verbena::detail {
 
@@ -25,15 +27,18 @@ auto check_pointer(const char* verb, Call&& call) -> result<decltype(call())> {
 
 /// 0, or an errno value; some providers answer it negative, and old ones -1 with `errno`.
 inline int errno_value(int answer) noexcept {
-    if (answer == -1 && errno != 0) return errno;
-    return answer < 0 ? -answer : answer;
+    if (answer >= 0) return answer;
+    return answer == -1 && errno != 0 ? errno : -answer;
+}
+template <std::invocable Call>
+int errno_value(Call&& call) {
+    errno = 0;
+    return errno_value(call());
 }
 template <class Call>
 result<void> check_errno_value(const char* verb, Call&& call) {
-    errno = 0;
-    const int answer = call();
-    if (answer == 0) return {};
-    return system_error_of(errno_value(answer), verb);
+    if (const int code = detail::errno_value(std::forward<Call>(call))) return system_error_of(code, verb);
+    return {};
 }
 /// For what is called too often to clear `errno` before.
 inline std::error_code errno_code(int answer) noexcept { return system_code(errno_value(answer)); }

@@ -132,11 +132,13 @@ result<void> reactor_core::start() {
             backend_.reset();
             return watching;
         }
-    for (readable_source* source : readable_sources_)
+    for (readable_source* source : readable_sources_) {
+        if (!source->watched_from_the_start()) continue;
         if (auto watching = watch(*source); !watching) {
             backend_.reset();
             return watching;
         }
+    }
     readables_.for_each([this](readable_watch& wait) { watch_readable(wait); });
     owner_.store(number_thread(), std::memory_order_relaxed);
     counters.backend = backend_->name();
@@ -271,7 +273,8 @@ result<void> reactor_core::detach(completion_queue_state& queue) {
 }
 
 result<void> reactor_core::attach(readable_source& source) {
-    if (auto watching = watch(source); !watching) return watching;
+    if (source.watched_from_the_start())
+        if (auto watching = watch(source); !watching) return watching;
     readable_sources_.push_back(&source);
     return {};
 }

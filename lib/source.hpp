@@ -29,6 +29,8 @@ class source {
 class readable_source : public watch, public list_node {
   public:
     virtual int fd() const noexcept = 0;
+    /// False: it calls `reactor_core::watch` when it must be told, and until then puts itself on the list.
+    virtual bool watched_from_the_start() const noexcept { return true; }
     virtual unsigned drain(unsigned budget) noexcept = 0;
     /// Resumes nobody. It is neither called nor watched any more.
     virtual void reactor_gone() noexcept = 0;

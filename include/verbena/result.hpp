@@ -3,6 +3,7 @@
 #include <verbena/error.hpp>
 
 #include <concepts>
+#include <optional>
 #include <system_error>
 #include <type_traits>
 #include <utility>
@@ -83,20 +84,20 @@ class [[nodiscard]] result<void> {
     using error_type = verbena::error;
 
     result() noexcept = default;
-    result(verbena::error e) noexcept : error_(std::move(e)), failed_(true) {}
+    result(verbena::error e) noexcept : error_(std::move(e)) {}
 
-    bool has_value() const noexcept { return !failed_; }
+    bool has_value() const noexcept { return !error_; }
     explicit operator bool() const noexcept { return has_value(); }
     void operator*() const noexcept {}
     void value() const {
-        if (failed_) detail::throw_error(error_);
+        if (error_) detail::throw_error(*error_);
     }
-    const verbena::error& error() const& noexcept { return error_; }
-    verbena::error error() && noexcept { return std::move(error_); }
+    /// Precondition: `!has_value()`.
+    const verbena::error& error() const& noexcept { return *error_; }
+    verbena::error error() && noexcept { return *std::move(error_); }
 
   private:
-    verbena::error error_;
-    bool failed_ = false;
+    std::optional<verbena::error> error_; // success constructs none
 };
 
 } // namespace verbena

@@ -28,17 +28,22 @@ Number number_at(std::span<const std::byte> bytes, std::size_t at) noexcept {
     return value;
 }
 
-inline result<void> check_size(std::size_t bytes, std::size_t longest, const char* what, const char* verb) {
-    if (bytes >= header_bytes && bytes <= longest) return {};
+inline bool is_size(std::size_t bytes, std::size_t longest) noexcept {
+    return bytes >= header_bytes && bytes <= longest;
+}
+inline error wrong_size(std::size_t bytes, std::size_t longest, const char* what, const char* verb) {
     return error(errc::invalid_argument, verb)
         .with_note(fmt::format("{} of {} bytes, where {} to {} can be", what, bytes, header_bytes, longest));
 }
+inline result<void> check_size(std::size_t bytes, std::size_t longest, const char* what, const char* verb) {
+    if (is_size(bytes, longest)) return {};
+    return wrong_size(bytes, longest, what, verb);
+}
 
 /// The second layer inside success: what the firmware says in the output.
-inline result<void> check_status(std::span<const std::byte> output, const char* verb) noexcept {
-    const auto status = std::to_integer<int>(output[0]);
-    if (status == 0) return {};
-    return error(std::error_code(status, mlx5::devx_category()), verb)
+inline bool is_refusal(std::span<const std::byte> output) noexcept { return output[0] != std::byte{0}; }
+inline error refusal(std::span<const std::byte> output, const char* verb) noexcept {
+    return error(std::error_code(std::to_integer<int>(output[0]), mlx5::devx_category()), verb)
         .with_completion(0, number_at<std::uint32_t>(output, 4));
 }
 
@@ -49,9 +54,8 @@ result<void> execute(std::span<const std::byte> command, std::span<std::byte> ou
     if (auto sized = check_size(command.size(), longest_command, "a command", verb); !sized) return sized;
     if (auto sized = check_size(output.size(), longest_command, "an output", verb); !sized) return sized;
     std::ranges::fill(output.first(header_bytes), std::byte{0}); // what stands there is no status
-    const auto done = check_errno_value(verb, std::forward<Call>(call));
-    const auto accepted = check_status(output, verb);
-    return accepted ? done : accepted;
+    auto done = check_errno_value(verb, std::forward<Call>(call));
+    return is_refusal(output) ? refusal(output, verb) : std::move(done);
 }
 
 } // namespace verbena::detail

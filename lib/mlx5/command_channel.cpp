@@ -29,6 +29,16 @@ constexpr auto issue_verb = "mlx5dv_devx_obj_query_async";
 constexpr auto read_verb = "mlx5dv_devx_get_async_cmd_comp";
 constexpr auto longest_retry = 100ms;
 constexpr auto close_limit = 100ms;
+constexpr unsigned most_reads = 16; // in a turn: each is a system call, and the queues are waiting
+
+bool is_zero(std::span<const std::byte> bytes) noexcept {
+    std::uint64_t word = 0;
+    for (; bytes.size() >= sizeof word; bytes = bytes.subspan(sizeof word)) {
+        std::memcpy(&word, bytes.data(), sizeof word);
+        if (word != 0) return false;
+    }
+    return std::ranges::all_of(bytes, [](std::byte b) { return b == std::byte{0}; });
+}
 
 /// EINVAL says little.
 error explain(error e, const devx_object& object, std::span<const std::byte> command) {
@@ -45,24 +55,16 @@ error explain(error e, const devx_object& object, std::span<const std::byte> com
 
 // ---- queries
 
-query_state::~query_state() {
-    if (stage_ == stage::issued || stage_ == stage::queued) command_channel_core::forget(*this);
-}
+void query_state::forget() noexcept { command_channel_core::forget(*this); }
 
 void query_state::cancel(errc cause, list<ready_node>& woken) noexcept {
-    if (stage_ == stage::issued || stage_ == stage::queued) channel_->cancel(*this, cause, woken);
+    if (waiting()) channel_->cancel(*this, cause, woken);
 }
 
 bool query_state::submit() noexcept {
     if (channel_ != nullptr) return channel_->submit(*this);
     outcome_ = empty_channel(query_verb);
     return false;
-}
-
-result<mlx5::response> query_state::finish() {
-    if (!outcome_) return outcome_.error();
-    const bool certain = std::ranges::any_of(output_, [](std::byte b) { return b != std::byte{0}; });
-    return mlx5::response(output_, certain);
 }
 
 bool channel_close_state::submit() noexcept {
@@ -100,33 +102,30 @@ int command_channel_core::fd() const noexcept { return native_->fd; }
 
 result<void> command_channel_core::attach(reactor_core& reactor) {
     if (closing_ || native_ == nullptr) return error(errc::closed, "reactor::attach");
-    return attach_channel(*this, *context_, life_, reactor_, reactor);
+    if (auto attached = attach_channel(*this, *context_, life_, reactor_, reactor); !attached) return attached;
+    if (table_.used() > 0) reactor.readable.push_back(*this); // what another reactor left behind
+    return {};
 }
 
-result<void> command_channel_core::check(const query_state& query) const {
+/// What is right is found without building an error. In a fork no thread is the reactor's.
+bool command_channel_core::takes(const query_state& query) const noexcept {
+    return !closing_ && native_ != nullptr && reactor_ != nullptr && reactor_->on_thread() && life_ &&
+           query.object_ != nullptr && query.object_->context == context_ &&
+           is_size(query.command_.size(), longest_command) && is_size(query.output_.size(), max_response_);
+}
+
+error command_channel_core::refusal_of(const query_state& query) const {
     if (context_->process.forked()) return fork_error(query_verb);
     if (closing_ || native_ == nullptr) return error(errc::closed, query_verb);
     if (reactor_ == nullptr) return error(errc::not_attached, query_verb).with_note("the command channel");
     if (!reactor_->on_thread()) return reactor_->refused(query_verb);
-    if (!life_) return life_;
+    if (!life_) return life_.error();
     if (query.object_ == nullptr) return error(errc::invalid_argument, query_verb).with_note("an empty object");
     if (query.object_->context != context_)
         return error(errc::invalid_argument, query_verb).with_note("object and channel are of two contexts");
-    if (auto sized = check_size(query.command_.size(), longest_command, "a command", query_verb); !sized) return sized;
-    return check_size(query.output_.size(), max_response_, "an output", query_verb);
-}
-
-bool command_channel_core::submit(query_state& query) noexcept {
-    if (query.outcome_ = check(query); !query.outcome_) return false;
-    if (queued_.empty()) {
-        const auto issued = issue(query);
-        if (issued != issuing::later) return issued == issuing::accepted;
-        if (table_.used() == 0) retry_later();
-    }
-    query.stage_ = stage::queued;
-    queued_.push_back(query);
-    query.object_->queued.push_back(query.of_object_);
-    return true;
+    if (!is_size(query.command_.size(), longest_command))
+        return wrong_size(query.command_.size(), longest_command, "a command", query_verb);
+    return wrong_size(query.output_.size(), max_response_, "an output", query_verb);
 }
 
 /// All is noted before, since a command that is accepted may be answered at any moment.
@@ -142,21 +141,41 @@ command_channel_core::issuing command_channel_core::issue(query_state& query) no
     query.stage_ = stage::issued;
     issued_.push_back(query);
     ++stats_.issue_calls;
-    auto issued = check_errno_value(issue_verb, [&] {
+    const int code = errno_value([&] {
         return mlx5dv_devx_obj_query_async(query.object_->native, query.command_.data(), query.command_.size(),
                                            query.output_.size(), entry->wr_id, native_);
     });
-    if (issued) {
-        retry_delay_ = first_retry;
-        return issuing::accepted;
-    }
+    if (code != 0) return not_issued(query, *entry, code);
+    retry_delay_ = first_retry;
+    if (!watching() && !linked()) reactor_->readable.push_back(*this);
+    return issuing::accepted;
+}
+
+command_channel_core::issuing command_channel_core::not_issued(query_state& query, table_entry& entry,
+                                                               int code) noexcept {
     take_out(query);
-    table_.release(*entry);
+    table_.release(entry);
     query.stage_ = stage::idle;
     // The window of this channel; the device's commands.
-    if (is(issued.error(), EAGAIN) || is(issued.error(), EBUSY)) return issuing::later;
-    query.outcome_ = explain(std::move(issued).error(), *query.object_, query.command_);
+    if (code == EAGAIN || code == EBUSY) return issuing::later;
+    query.outcome_ = explain(system_error_of(code, issue_verb), *query.object_, query.command_);
     return issuing::failed;
+}
+
+bool command_channel_core::submit(query_state& query) noexcept {
+    if (!takes(query)) {
+        query.outcome_ = refusal_of(query);
+        return false;
+    }
+    if (queued_.empty()) {
+        const auto issued = issue(query);
+        if (issued != issuing::later) return issued == issuing::accepted;
+        if (table_.used() == 0) retry_later();
+    }
+    query.stage_ = stage::queued;
+    queued_.push_back(query);
+    query.object_->queued.push_back(query.of_object_);
+    return true;
 }
 
 void command_channel_core::issue_waiting() noexcept {
@@ -165,7 +184,7 @@ void command_channel_core::issue_waiting() noexcept {
         take_out(query);
         switch (issue(query)) {
         case issuing::accepted: continue;
-        case issuing::failed: finish(query, query.outcome_); continue;
+        case issuing::failed: finish(query); continue;
         case issuing::later: break;
         }
         list<ready_node> others;
@@ -193,11 +212,15 @@ void command_channel_core::take_out(query_state& query) noexcept {
     }
 }
 
-void command_channel_core::finish(query_state& query, result<void> outcome) noexcept {
+void command_channel_core::finish(query_state& query) noexcept {
     take_out(query);
     query.stage_ = stage::done;
-    query.outcome_ = std::move(outcome);
     reactor_->ready.push(query);
+}
+
+void command_channel_core::fail(query_state& query, const error& why) noexcept {
+    query.outcome_ = why;
+    finish(query);
 }
 
 void command_channel_core::cancel(query_state& query, errc cause, list<ready_node>& woken) noexcept {
@@ -213,7 +236,7 @@ void command_channel_core::withdraw(query_state& query) noexcept {
     reactor_core& reactor = *query.channel_->reactor_;
     if (!reactor.on_thread_or_forked())
         broken_rule("an object with queries that wait was destroyed on another thread than their reactor's");
-    query.channel_->finish(query, error(errc::closed, query_verb).with_note("its object was destroyed"));
+    query.channel_->fail(query, error(errc::closed, query_verb).with_note("its object was destroyed"));
 }
 
 // ---- responses
@@ -221,33 +244,6 @@ void command_channel_core::withdraw(query_state& query) noexcept {
 void command_channel_core::ready(unsigned events) noexcept {
     if ((events & terminal_events) != 0) over_ = true;
     if (!linked()) reactor_->readable.push_back(*this);
-}
-
-unsigned command_channel_core::drain(unsigned budget) noexcept {
-    unsigned taken = 0;
-    result<void> read;
-    while (taken < budget && table_.used() > 0) {
-        read = check_errno_value(read_verb, [&] {
-            return mlx5dv_devx_get_async_cmd_comp(native_, reinterpret_cast<mlx5dv_devx_async_cmd_hdr*>(buffer_.get()),
-                                                  sizeof(mlx5dv_devx_async_cmd_hdr) + max_response_);
-        });
-        if (read) {
-            deliver();
-            ++taken;
-        } else if (!is(read.error(), EINTR)) {
-            break;
-        }
-    }
-    if (!read && !is(read.error(), EAGAIN)) {
-        end(is(read.error(), EIO) ? error(errc::device_removed, read_verb) : read.error());
-    } else if (taken == budget) {
-        reactor_->readable.push_back(*this);
-    } else if (over_) {
-        end(error(errc::device_removed, read_verb));
-    }
-    if (taken > 0) issue_waiting();
-    if (closing_ && table_.used() == 0) shut();
-    return taken;
 }
 
 void command_channel_core::deliver() noexcept {
@@ -264,19 +260,58 @@ void command_channel_core::deliver() noexcept {
     } else {
         query_state& query = *entry->query;
         std::memcpy(query.output_.data(), buffer_.get() + sizeof wr_id, query.output_.size());
-        finish(query, check_status(query.output_, query_verb));
+        query.certain_ = !is_zero(query.output_);
+        if (is_refusal(query.output_)) query.outcome_ = refusal(query.output_, query_verb);
+        query.unlink(); // no `take_out`: its entry ends here
+        query.entry_ = nullptr;
+        query.stage_ = stage::done;
+        reactor_->ready.push(query);
     }
     table_.release(*entry);
+}
+
+unsigned command_channel_core::drain(unsigned budget) noexcept {
+    budget = std::min(budget, most_reads);
+    unsigned taken = 0;
+    bool empty = false;
+    while (!empty && taken < budget && table_.used() > 0) {
+        const int code = errno_value([&] {
+            return mlx5dv_devx_get_async_cmd_comp(native_, reinterpret_cast<mlx5dv_devx_async_cmd_hdr*>(buffer_.get()),
+                                                  sizeof(mlx5dv_devx_async_cmd_hdr) + max_response_);
+        });
+        if (code == 0) {
+            deliver();
+            ++taken;
+        } else if (code == EAGAIN) {
+            empty = true;
+        } else if (code != EINTR) {
+            end(code == EIO ? error(errc::device_removed, read_verb) : system_error_of(code, read_verb));
+            return taken;
+        }
+    }
+    if (taken == budget)
+        reactor_->readable.push_back(*this);
+    else if (over_)
+        end(error(errc::device_removed, read_verb));
+    else if (empty)
+        watch();
+    if (taken > 0) issue_waiting();
+    if (closing_ && table_.used() == 0) shut();
+    return taken;
+}
+
+void command_channel_core::watch() noexcept {
+    if (auto watching = reactor_->watch(*this); !watching) end(watching.error());
 }
 
 // ---- the end
 
 void command_channel_core::fail_queued(const error& why) noexcept {
-    while (!queued_.empty()) finish(static_cast<query_state&>(queued_.front()), why);
+    while (!queued_.empty()) fail(static_cast<query_state&>(queued_.front()), why);
 }
 
 void command_channel_core::fail_all(const error& why) noexcept {
-    while (!issued_.empty()) finish(static_cast<query_state&>(issued_.front()), why);
+    while (!issued_.empty()) fail(static_cast<query_state&>(issued_.front()), why);
     fail_queued(why);
 }
 
@@ -379,10 +414,6 @@ command_channel::command_channel(command_channel&& other) noexcept = default;
 command_channel& command_channel::operator=(command_channel&& other) noexcept = default;
 command_channel::~command_channel() = default;
 
-query_operation command_channel::query(const object& object, std::span<const std::byte> command,
-                                       std::span<std::byte> output) const noexcept {
-    return {core_.get(), detail::access::state(object).get(), command, output};
-}
 command_channel_stats command_channel::stats() const noexcept {
     return core_ ? core_->stats() : command_channel_stats{};
 }

@@ -43,6 +43,7 @@ class command_channel_core final : public readable_source {
     // watch, readable_source
     void ready(unsigned events) noexcept override;
     int fd() const noexcept override;
+    bool watched_from_the_start() const noexcept override { return false; }
     unsigned drain(unsigned budget) noexcept override;
     void reactor_gone() noexcept override;
     void device_lost(const context_state& context) noexcept override;
@@ -62,14 +63,21 @@ class command_channel_core final : public readable_source {
         void (command_channel_core::*call_)() noexcept;
     };
 
-    result<void> check(const query_state& query) const;
-    issuing issue(query_state& query) noexcept;
+    bool takes(const query_state& query) const noexcept;
+    /// Why it is not taken.
+    error refusal_of(const query_state& query) const;
+    inline issuing issue(query_state& query) noexcept;
+    issuing not_issued(query_state& query, table_entry& entry, int code) noexcept;
     void issue_waiting() noexcept;
     void retry_later() noexcept;
-    void deliver() noexcept;
+    inline void deliver() noexcept;
+    /// From now on the descriptor is read when it was reported, and not before.
+    void watch() noexcept;
     /// Both its lists, and its table entry, are left; the entry stays until the response comes.
     static void take_out(query_state& query) noexcept;
-    void finish(query_state& query, result<void> outcome) noexcept;
+    /// Its outcome is set, if it has failed.
+    void finish(query_state& query) noexcept;
+    void fail(query_state& query, const error& why) noexcept;
     void fail_queued(const error& why) noexcept;
     void fail_all(const error& why) noexcept;
     /// Nothing comes from the descriptor any more.

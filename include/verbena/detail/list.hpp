@@ -8,7 +8,9 @@ class list_node {
     list_node() noexcept = default;
     list_node(const list_node&) = delete;
     list_node& operator=(const list_node&) = delete;
-    ~list_node() { unlink(); }
+    ~list_node() {
+        if (linked()) unlink();
+    }
 
     bool linked() const noexcept { return next_ != this; }
     void unlink() noexcept {

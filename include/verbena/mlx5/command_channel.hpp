@@ -28,13 +28,18 @@ class query_state : public ready_node {
     query_state(command_channel_core* channel, devx_object* object, std::span<const std::byte> command,
                 std::span<std::byte> output) noexcept
         : channel_(channel), object_(object), command_(command), output_(output) {}
-    VERBENA_API ~query_state();
+    ~query_state() {
+        if (waiting()) forget();
+    }
     VERBENA_API void cancel(errc cause, list<ready_node>& woken) noexcept;
 
   protected:
     /// False: it has failed.
     VERBENA_API bool submit() noexcept;
-    VERBENA_API result<mlx5::response> finish();
+    result<mlx5::response> finish() const {
+        if (!outcome_) return outcome_.error();
+        return mlx5::response(output_, certain_);
+    }
 
   private:
     friend class command_channel_core;
@@ -45,6 +50,9 @@ class query_state : public ready_node {
     };
     enum class stage : unsigned char { idle, queued, issued, done };
 
+    bool waiting() const noexcept { return stage_ == stage::queued || stage_ == stage::issued; }
+    VERBENA_API void forget() noexcept;
+
     command_channel_core* channel_;
     devx_object* object_;
     std::span<const std::byte> command_;
@@ -52,6 +60,7 @@ class query_state : public ready_node {
     table_entry* entry_ = nullptr; ///< while it is issued
     object_link of_object_{*this}; ///< linked while it is queued
     stage stage_ = stage::idle;
+    bool certain_ = false;
     result<void> outcome_;
 };
 
@@ -182,7 +191,9 @@ class VERBENA_API command_channel {
 
     /// Sends a QUERY command for this object; command and output have 16 bytes at least.
     query_operation query(const object& object, std::span<const std::byte> command,
-                          std::span<std::byte> output) const noexcept;
+                          std::span<std::byte> output) const noexcept {
+        return {core_.get(), object.state_.get(), command, output};
+    }
     /// From now on queries fail with `closed`; those that wait their turn end so.
     close_operation close() noexcept { return close_operation(core_.get()); }
 

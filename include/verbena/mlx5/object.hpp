@@ -49,6 +49,7 @@ class VERBENA_API object {
 
   private:
     friend struct detail::access;
+    friend class command_channel;
     explicit object(std::unique_ptr<detail::devx_object> state) noexcept;
 
     std::unique_ptr<detail::devx_object> state_;
