@@ -4,6 +4,10 @@
 
 #include "plain.hpp"
 
+#include <verbena/result.hpp>
+
+#include <string>
+
 namespace coroutines {
 
 /// Both ends on one reactor that never parks.
@@ -14,5 +18,12 @@ plain::figures parked_ping_pong(const plain::options& options);
 
 /// An echo server for `clients` connections, with its clients, on one reactor that never parks.
 plain::figures busy_echo(const plain::options& options);
+
+/// Whether the device answers a query with the number in it, as the test devices do. `unsupported`: it has no DEVX.
+verbena::result<bool> queries_echo(const std::string& device);
+
+/// Awaited DEVX queries, on a reactor that never parks, and on one that parks as soon as nothing is there.
+plain::figures busy_queries(const plain::options& options);
+plain::figures parked_queries(const plain::options& options);
 
 } // namespace coroutines

@@ -1,21 +1,16 @@
-#include "plain.hpp"
+#include "plain_parts.hpp"
 
 #include <infiniband/verbs.h>
 
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <chrono>
 #include <exception>
 #include <latch>
-#include <memory>
 #include <stdexcept>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -25,44 +20,6 @@ namespace {
 constexpr std::uint8_t port_number = 1;
 constexpr std::uint32_t events_per_ack = 64;
 constexpr int local_write = IBV_ACCESS_LOCAL_WRITE; // an int: the macro ibv_reg_mr mixes it with another enumeration
-
-[[noreturn]] void fail(int code, const char* what) { throw std::system_error(code, std::system_category(), what); }
-
-void check(int code, const char* what) {
-    if (code != 0) fail(code, what);
-}
-
-template <auto Destroy>
-struct destroyer {
-    void operator()(auto* object) const noexcept { Destroy(object); }
-};
-template <class T, auto Destroy>
-using owned = std::unique_ptr<T, destroyer<Destroy>>;
-
-template <class T>
-T* created(T* object, const char* what) {
-    if (object == nullptr) fail(errno, what);
-    return object;
-}
-
-class descriptor {
-  public:
-    descriptor(int fd, const char* what) : fd_(fd) {
-        if (fd < 0) fail(errno, what);
-    }
-    descriptor(const descriptor&) = delete;
-    descriptor& operator=(const descriptor&) = delete;
-    ~descriptor() { ::close(fd_); }
-    int get() const noexcept { return fd_; }
-
-  private:
-    int fd_;
-};
-
-std::uint64_t now_ns() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-}
 
 struct device {
     explicit device(const options& options) {

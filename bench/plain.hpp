@@ -1,7 +1,7 @@
 #pragma once
 
-// The same work as the coroutine benches, written by hand over libibverbs alone: the bar they are measured against.
-// Both ends live in this process, on port 1 of one device. Every function throws on failure.
+// The same work as the coroutine benches, written by hand over libibverbs and libmlx5 alone: the bar they are measured
+// against. Both ends live in this process, on port 1 of one device. Every function throws on failure.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +20,7 @@ struct options {
     std::uint32_t message_bytes = 64; ///< 8 or more
     std::uint32_t depth = 64;         ///< receives kept posted on each queue pair, at least twice `in_flight`
     bool one_way = false;             ///< busy loops only: no reply, a round ends where its message arrives
+    bool echoes = true;               ///< queries only: the device answers with the number that is in a command
     std::span<std::uint64_t> samples; ///< nanoseconds of each round, `rounds` of them; empty: the loop reads no clock
 };
 
@@ -45,6 +46,14 @@ figures parked_ping_pong(const options& options);
 
 /// `busy_ping_pong` with `clients` queue pairs on each of the two completion queues.
 figures busy_echo(const options& options);
+
+/// Asynchronous DEVX queries of one object: one thread keeps `in_flight` of them unanswered, with outputs of
+/// `message_bytes`, and reads the descriptor over and over. `in_flight` queries before the first round and as many
+/// behind the last are not measured.
+figures busy_queries(const options& options);
+
+/// The same, but when the read says EAGAIN it sleeps in epoll_wait.
+figures parked_queries(const options& options);
 
 /// Writes the number to both ends of the payload, so that a short or mixed message shows.
 inline void stamp(std::span<std::byte> payload, std::uint64_t number) {
