@@ -5,6 +5,8 @@
 #include <chrono>
 #include <thread>
 
+#include <time.h>
+
 namespace verbena::detail {
 
 /// The monotonic clock all deadlines are measured by. A test replaces it to make time pass without waiting.
@@ -14,6 +16,8 @@ class clock_source {
     virtual time_point now() noexcept = 0;
     /// Returns when `now()` is `t` or later.
     virtual void wait_until(time_point t) noexcept = 0;
+    /// The CPU time that the calling thread has used. It stands still where nobody counts it.
+    virtual std::chrono::nanoseconds cpu_time() noexcept { return {}; }
 };
 
 /// The end of time for what would lie behind it.
@@ -27,6 +31,12 @@ class real_clock final : public clock_source {
   public:
     time_point now() noexcept override { return std::chrono::steady_clock::now(); }
     void wait_until(time_point t) noexcept override { std::this_thread::sleep_until(t); }
+    /// A system call.
+    std::chrono::nanoseconds cpu_time() noexcept override {
+        timespec used{};
+        ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+        return std::chrono::seconds{used.tv_sec} + std::chrono::nanoseconds{used.tv_nsec};
+    }
 };
 
 } // namespace verbena::detail

@@ -24,6 +24,8 @@ constinit thread_local reactor_core* running_here = nullptr;
 
 constexpr unsigned run_budget = 256;
 constexpr unsigned collect_budget = 64;
+constexpr unsigned measured_first = 5; // parks, as many as the median is of,
+constexpr unsigned measured_every = 64;
 
 // While it lives, what coroutines of this thread make ready goes to the reactor's list.
 class running {
@@ -444,30 +446,54 @@ result<unsigned> reactor_core::park(bool& found) {
     return woken;
 }
 
+// CPU time is what spinning would use up as well, and the only part of a park that can be told from the sleep in it:
+// how late its thread was woken depends on when the event came, which nobody says. Other threads do not disturb it.
+// Reading it is a system call, so most parks go unmeasured, and all that never reached the wait.
+result<unsigned> reactor_core::park_measured(bool& found) {
+    const auto parks = counters.parks;
+    if (parks >= measured_first && parks % measured_every != 0) return park(found);
+    const auto before = clock_->cpu_time();
+    auto woken = park(found);
+    if (counters.parks == parks) return woken;
+    if (const auto cost = clock_->cpu_time() - before; cost > cost.zero()) budget_.parked(cost);
+    return woken;
+}
+
 void reactor_core::run_until(root_base& root) {
     start().value();
     const running current(*this);
     ready.push(root);
-    const auto spin = options_.wait.spin();
+    const bool adapts = options_.wait.adapts();
+    auto spin = options_.wait.spin();
     bool idle = false;
     time_point idle_since{};
+    time_point idle_until{};
     while (!root.done()) {
         if (process.forked()) throw_error(refused("reactor::run"));
         if (stopping_.load() && stopping_.exchange(false)) throw_error(error(errc::stopped, "reactor::run"));
         if (turn(run_budget) > 0) {
+            // Up to the last look at the clock: what this turn did took time as well, and no turn with work reads it.
+            if (adapts && idle) budget_.observed(idle_until - idle_since);
             idle = false;
             continue;
         }
         if (root.done() || !options_.wait.parks()) continue;
-        if (spin > std::chrono::nanoseconds::zero()) {
-            const time_point now = clock_->now();
-            if (!idle) idle_since = now;
+        if (adapts) spin = budget_.spin_for();
+        if (adapts || spin > std::chrono::nanoseconds::zero()) {
+            idle_until = clock_->now();
+            if (!idle) idle_since = idle_until;
             idle = true;
-            if (now - idle_since < spin) continue;
+            if (idle_until - idle_since < spin) continue;
         }
         bool found = false;
-        park(found).value();
-        if (found) idle = false;
+        if (adapts) {
+            // Not over when something woke it: it may be an event of what was found before.
+            park_measured(found).value();
+            idle_until = clock_->now();
+        } else {
+            park(found).value();
+            if (found) idle = false;
+        }
     }
 }
 

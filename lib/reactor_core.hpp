@@ -9,6 +9,7 @@
 #include "readable_watch.hpp"
 #include "receiver_core.hpp"
 #include "source.hpp"
+#include "spin_budget.hpp"
 #include "stop_inbox.hpp"
 #include "wait_backend.hpp"
 
@@ -127,6 +128,8 @@ class reactor_core {
     unsigned serve_posted();
     unsigned serve_strays();
     result<unsigned> park(bool& found);
+    /// `park` under the adaptive policy, which learns what it costs.
+    result<unsigned> park_measured(bool& found);
     void check_queues(time_point now) noexcept;
     std::optional<time_point> next_wake();
     attached_queue* attachment_of(const completion_queue_state& queue) const noexcept;
@@ -149,6 +152,7 @@ class reactor_core {
     std::atomic<std::uint64_t> owner_{nobody}; ///< a thread's number
     std::vector<stray_completion> strays_;
     list<readable_watch> readables_;
+    spin_budget budget_; ///< of the adaptive policy
     time_point next_check_{};
     std::chrono::milliseconds check_interval_;
 

@@ -474,6 +474,7 @@ template <>
 struct fmt::formatter<verbena::wait_policy> : verbena::detail::plain_formatter {
     auto format(verbena::wait_policy policy, fmt::format_context& context) const {
         if (!policy.parks()) return fmt::format_to(context.out(), "spin_forever");
+        if (policy.adapts()) return fmt::format_to(context.out(), "adaptive");
         if (policy == verbena::wait_policy::park_at_once()) return fmt::format_to(context.out(), "park_at_once");
         return fmt::format_to(context.out(), "spin_then_park({} ns)", policy.spin().count());
     }

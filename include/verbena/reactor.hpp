@@ -27,7 +27,7 @@ class event_channel;
 } // namespace mlx5
 
 struct reactor_options {
-    wait_policy wait = wait_policy::spin_then_park(std::chrono::microseconds{20});
+    wait_policy wait = wait_policy::adaptive();
     /// How often queues are polled although no event came, while operations are outstanding: the kernel can lose an
     /// event for lack of memory. 0: never.
     std::chrono::milliseconds safety_repoll{100};

@@ -5,6 +5,8 @@
 
 #include "poll_backend.hpp"
 
+#include <verbena/format.hpp>
+
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -51,7 +53,8 @@ TEST_CASE("idle for two seconds, with receives outstanding") {
     VERBENA_REQUIRE_DEVICE(device);
     const auto domain = vb::protection_domain::create(device).value();
     for (const auto safety : {0ms, 100ms})
-        for (const auto policy : {vb::wait_policy::park_at_once(), vb::wait_policy::spin_then_park(20us)}) {
+        for (const auto policy :
+             {vb::wait_policy::park_at_once(), vb::wait_policy::spin_then_park(20us), vb::wait_policy::adaptive()}) {
             support::engine engine(device, policy, 64, safety);
             support::hand_end peer(domain);
             auto qp = support::make_pair_end(domain, engine.cq, support::pair_options());
@@ -73,7 +76,7 @@ TEST_CASE("idle for two seconds, with receives outstanding") {
                                  after.turns - before.turns};
             }(engine.reactor));
             std::printf("idle 2 s, safety_repoll %lld ms, %s: %lld us, %llu parks, %llu enters, %llu turns\n",
-                        static_cast<long long>(safety.count()), policy.spin() > 0ns ? "spin_then_park" : "park_at_once",
+                        static_cast<long long>(safety.count()), fmt::format("{}", policy).c_str(),
                         static_cast<long long>(used.time.count()), static_cast<unsigned long long>(used.parks),
                         static_cast<unsigned long long>(used.enters), static_cast<unsigned long long>(used.turns));
             if (time_means_something()) CHECK(used.time <= 2ms);

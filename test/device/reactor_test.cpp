@@ -28,7 +28,7 @@ namespace {
 constexpr std::uint32_t message_bytes = 64;
 
 const auto policies = {vb::wait_policy::park_at_once(), vb::wait_policy::spin_then_park(50us),
-                       vb::wait_policy::spin_forever()};
+                       vb::wait_policy::spin_forever(), vb::wait_policy::adaptive()};
 
 struct pipe_ends {
     pipe_ends() {

@@ -284,7 +284,7 @@ program::~program() {
 /// With the manual clock, over io_uring or poll(2).
 std::unique_ptr<vb::reactor> program::make_reactor() {
     const auto policy = std::array{vb::wait_policy::park_at_once(), vb::wait_policy::spin_then_park(microseconds{2}),
-                                   vb::wait_policy::spin_forever(), vb::wait_policy::park_at_once()}[style_ % 4];
+                                   vb::wait_policy::spin_forever(), vb::wait_policy::adaptive()}[style_ % 4];
     const bool parks_at_once = policy == vb::wait_policy::park_at_once();
     auto inner = (style_ & 4) != 0 ? vb::detail::make_ring() : vb::detail::make_poll_backend();
     if (!inner) inner = vb::detail::make_poll_backend();
