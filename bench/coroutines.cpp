@@ -3,7 +3,6 @@
 #include <verbena/verbena.hpp>
 
 #include <array>
-#include <chrono>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -15,10 +14,7 @@ namespace coroutines {
 namespace {
 
 namespace vb = verbena;
-
-std::uint64_t now_ns() {
-    return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-}
+using plain::now_ns;
 
 std::uint64_t number_of(std::uint32_t client, std::uint64_t message) { return std::uint64_t{client} << 48 | message; }
 

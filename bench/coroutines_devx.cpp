@@ -9,7 +9,6 @@
 #include <verbena/verbena.hpp>
 
 #include <array>
-#include <chrono>
 #include <stdexcept>
 #include <vector>
 
@@ -17,10 +16,7 @@ namespace coroutines {
 namespace {
 
 namespace vb = verbena;
-
-std::uint64_t now_ns() {
-    return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-}
+using plain::now_ns;
 
 struct counter {
     explicit counter(const vb::context& device)

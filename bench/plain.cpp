@@ -2,7 +2,6 @@
 
 #include <infiniband/verbs.h>
 
-#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
@@ -23,14 +22,7 @@ constexpr int local_write = IBV_ACCESS_LOCAL_WRITE; // an int: the macro ibv_reg
 
 struct device {
     explicit device(const options& options) {
-        int count = 0;
-        const owned<ibv_device*, ibv_free_device_list> list(
-            created(ibv_get_device_list(&count), "ibv_get_device_list"));
-        const std::span found(list.get(), static_cast<std::size_t>(count));
-        const auto chosen = std::ranges::find_if(
-            found, [&](ibv_device* d) { return options.device.empty() || options.device == ibv_get_device_name(d); });
-        if (chosen == found.end()) throw std::runtime_error("no RDMA device " + options.device);
-        context.reset(created(ibv_open_device(*chosen), "ibv_open_device"));
+        context.reset(open_device(options.device, "ibv_open_device", ibv_open_device));
         domain.reset(created(ibv_alloc_pd(context.get()), "ibv_alloc_pd"));
         check(ibv_query_port(context.get(), port_number, &port), "ibv_query_port");
         gid_index = options.gid_index >= 0 ? static_cast<std::uint8_t>(options.gid_index) : first_ipv4_gid();
@@ -148,8 +140,7 @@ class alignas(64) side {
     side(const device& device, std::uint32_t slots, bool parks, const options& options) {
         if (parks) {
             channel_.reset(created(ibv_create_comp_channel(device.context.get()), "ibv_create_comp_channel"));
-            const int flags = ::fcntl(channel_->fd, F_GETFL);
-            if (flags < 0 || ::fcntl(channel_->fd, F_SETFL, flags | O_NONBLOCK) < 0) fail(errno, "fcntl");
+            set_non_blocking(channel_->fd);
         }
         const auto entries = static_cast<int>(options.clients * 2 * options.depth);
         cq_.reset(created(ibv_create_cq(device.context.get(), entries, nullptr, channel_.get(), 0), "ibv_create_cq"));

@@ -3,6 +3,7 @@
 // The same work as the coroutine benches, written by hand over libibverbs and libmlx5 alone: the bar they are measured
 // against. Both ends live in this process, on port 1 of one device. Every function throws on failure.
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -54,6 +55,11 @@ figures busy_queries(const options& options);
 
 /// The same, but when the read says EAGAIN it sleeps in epoll_wait.
 figures parked_queries(const options& options);
+
+inline std::uint64_t now_ns() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
 
 /// Writes the number to both ends of the payload, so that a short or mixed message shows.
 inline void stamp(std::span<std::byte> payload, std::uint64_t number) {

@@ -5,10 +5,8 @@
 
 #include <infiniband/mlx5dv.h>
 
-#include <fcntl.h>
 #include <sys/epoll.h>
 
-#include <algorithm>
 #include <array>
 #include <stdexcept>
 #include <vector>
@@ -18,15 +16,11 @@ namespace {
 
 struct devx_device {
     explicit devx_device(const std::string& name) {
-        int count = 0;
-        const owned<ibv_device*, ibv_free_device_list> list(
-            created(ibv_get_device_list(&count), "ibv_get_device_list"));
-        const std::span found(list.get(), static_cast<std::size_t>(count));
-        const auto chosen = std::ranges::find_if(found, [&](ibv_device* d) { return name == ibv_get_device_name(d); });
-        if (chosen == found.end()) throw std::runtime_error("no RDMA device " + name);
-        mlx5dv_context_attr attributes{};
-        attributes.flags = MLX5DV_CONTEXT_FLAGS_DEVX;
-        context.reset(created(mlx5dv_open_device(*chosen, &attributes), "mlx5dv_open_device"));
+        context.reset(open_device(name, "mlx5dv_open_device", [](ibv_device* device) {
+            mlx5dv_context_attr attributes{};
+            attributes.flags = MLX5DV_CONTEXT_FLAGS_DEVX;
+            return mlx5dv_open_device(device, &attributes);
+        }));
         const auto allocation = devx_query::allocation();
         std::array<std::byte, 16> output{};
         object.reset(created(
@@ -34,8 +28,7 @@ struct devx_device {
             "mlx5dv_devx_obj_create"));
         query = devx_query::query(output);
         responses.reset(created(mlx5dv_devx_create_cmd_comp(context.get()), "mlx5dv_devx_create_cmd_comp"));
-        const int flags = ::fcntl(responses->fd, F_GETFL);
-        if (flags < 0 || ::fcntl(responses->fd, F_SETFL, flags | O_NONBLOCK) < 0) fail(errno, "fcntl");
+        set_non_blocking(responses->fd);
     }
 
     owned<ibv_context, ibv_close_device> context;

@@ -4,12 +4,17 @@
 
 #include "plain.hpp"
 
+#include <infiniband/verbs.h>
+
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
-#include <cstdint>
+#include <cstddef>
 #include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
 #include <system_error>
 
 namespace plain {
@@ -49,9 +54,18 @@ class descriptor {
     int fd_;
 };
 
-inline std::uint64_t now_ns() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+inline void set_non_blocking(int fd) {
+    const int flags = ::fcntl(fd, F_GETFL);
+    if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) fail(errno, "fcntl");
+}
+
+/// The device of this name, by `open`; empty: the first one.
+inline ibv_context* open_device(const std::string& name, const char* verb, ibv_context* (*open)(ibv_device*)) {
+    int count = 0;
+    const owned<ibv_device*, ibv_free_device_list> list(created(ibv_get_device_list(&count), "ibv_get_device_list"));
+    for (ibv_device* device : std::span(list.get(), static_cast<std::size_t>(count)))
+        if (name.empty() || name == ibv_get_device_name(device)) return created(open(device), verb);
+    throw std::runtime_error("no RDMA device " + name);
 }
 
 } // namespace plain
