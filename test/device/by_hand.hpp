@@ -5,9 +5,13 @@
 
 #include "rig.hpp"
 
+#include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <memory>
+#include <stop_token>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace support {
@@ -79,6 +83,36 @@ class children {
 
   private:
     std::vector<std::unique_ptr<vb::scope>> scopes_;
+};
+
+using numbers_of = std::vector<std::vector<std::uint64_t>>;
+
+/// Coroutines each of which waits for one event of a stream, and notes its number.
+template <class Stream, auto number_of>
+struct event_waits {
+    explicit event_waits(Stream& of) : stream(of) {}
+    void add(std::stop_token token = {}) {
+        logs.emplace_back();
+        waiting.spawn(wait(*this, logs.size() - 1, std::move(token)));
+    }
+    static vb::task<> wait(event_waits& own, std::size_t index, std::stop_token token) {
+        typename decltype(own.stream.next())::result_type got = vb::error();
+        if (token.stop_possible())
+            got = co_await vb::with_stop(own.stream.next(), token);
+        else
+            got = co_await own.stream.next();
+        if (got)
+            own.logs[index].push_back(number_of(*got));
+        else
+            own.ends.push_back(got.error());
+        if (own.on_first) std::exchange(own.on_first, {})();
+    }
+
+    Stream& stream;
+    numbers_of logs; ///< the numbers that each wait got
+    std::vector<vb::error> ends;
+    std::function<void()> on_first; ///< called by the first that is resumed
+    children waiting;
 };
 
 template <class Condition>

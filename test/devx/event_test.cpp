@@ -76,9 +76,9 @@ TEST_CASE("waits for device events are served in order, and one destroyed betwee
     event_rig r;
     waits w(r.events);
     for (int i = 0; i < 5; ++i) w.add();
-    w.children.destroy(3); // it waits
+    w.waiting.destroy(3); // it waits
     r.turns();
-    w.on_first = [&] { w.children.destroy(1); }; // it was woken together with the first
+    w.on_first = [&] { w.waiting.destroy(1); }; // it was woken together with the first
     r.raise(1), r.raise(2);
     r.turns();
     CHECK(w.logs == numbers_of{{1}, {}, {2}, {}, {}});
@@ -89,7 +89,7 @@ TEST_CASE("waits for device events are served in order, and one destroyed betwee
     // With nobody to give it to, it waits for the next; one that comes late does not overtake.
     w.add(), w.add();
     w.on_first = [&] {
-        w.children.destroy(6);
+        w.waiting.destroy(6);
         w.add();
     };
     r.raise(4), r.raise(5);
@@ -247,7 +247,7 @@ TEST_CASE("waits for events outlive their reactor, and the channel goes to anoth
     w.add();
     REQUIRE(w.ends.size() == 1);
     CHECK(w.ends[0] == vb::errc::not_attached);
-    w.children.destroy_newest_first();
+    w.waiting.destroy_newest_first();
     r.reactor.attach(events).value();
     CHECK(r.devx.raise(nullptr, some_event, 2));
     CHECK(number_of(next(r.reactor, events).value()) == 2);

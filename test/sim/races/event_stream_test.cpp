@@ -9,33 +9,13 @@ using namespace races;
 
 namespace {
 
-struct waits {
-    explicit waits(vb::event_stream& s) : stream(s) {}
-    void add() {
-        logs.emplace_back();
-        children.spawn(wait(*this, logs.size() - 1));
-    }
-    static vb::task<> wait(waits& own, std::size_t index) {
-        const auto got = co_await own.stream.next();
-        if (got)
-            own.logs[index].push_back(got->number);
-        else
-            own.ends.push_back(got.error());
-        if (own.on_first) std::exchange(own.on_first, {})();
-    }
-
-    vb::event_stream& stream;
-    std::vector<std::vector<std::uint32_t>> logs; ///< the numbers that each wait got
-    std::vector<vb::error> ends;
-    std::function<void()> on_first; ///< called by the first that is resumed
-    support::children children;
-};
+std::uint64_t number_of(const vb::async_event& event) { return event.number; }
+using waits = support::event_waits<vb::event_stream, number_of>;
+using support::numbers_of;
 
 void raise_numbered(lab& l, int from, int to) {
     for (int i = from; i <= to; ++i) l.control.raise(IBV_EVENT_GID_CHANGE, static_cast<std::uint8_t>(i));
 }
-
-using numbers_of = std::vector<std::vector<std::uint32_t>>;
 
 } // namespace
 
@@ -47,9 +27,9 @@ TEST_CASE("waits for events are served in their order, and one destroyed between
         auto stream = l.reactor.events(l.device).value();
         waits w(stream);
         for (int i = 0; i < 5; ++i) w.add();
-        w.children.destroy(3); // it waits
+        w.waiting.destroy(3); // it waits
         l.turns();
-        w.on_first = [&] { w.children.destroy(1); }; // it was woken together with the first
+        w.on_first = [&] { w.waiting.destroy(1); }; // it was woken together with the first
         raise_numbered(l, 1, 2);
         l.turns();
         CHECK(w.logs == numbers_of{{1}, {}, {2}, {}, {}});
@@ -60,7 +40,7 @@ TEST_CASE("waits for events are served in their order, and one destroyed between
         // With nobody to give it to, it waits for the next; one that comes late does not overtake.
         w.add(), w.add();
         w.on_first = [&] {
-            w.children.destroy(6);
+            w.waiting.destroy(6);
             w.add();
         };
         raise_numbered(l, 4, 5);
@@ -116,7 +96,7 @@ TEST_CASE("a stream needs no attached queue, and outlives its reactor") {
         w.add();
         REQUIRE(w.ends.size() == 1);
         CHECK(w.ends[0] == vb::errc::not_attached);
-        w.children.destroy_oldest_first();
+        w.waiting.destroy_oldest_first();
         CHECK(w.ends.size() == 1);
     }
 }
