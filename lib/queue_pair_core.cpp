@@ -211,26 +211,21 @@ const char* queue_pair_core::mistake_in(const work_request& request) const noexc
 }
 
 bool queue_pair_core::admit(const work_request* requests, std::uint32_t count, completion_outcome& why) noexcept {
-    const auto refuse = [&why](errc condition, const char* note) {
-        why = failed_with(condition, "await", note);
+    const auto refuse_with = [&why](const completion_outcome& refusal) {
+        why = refusal;
         return false;
     };
+    const auto refuse = [&](errc condition, const char* note) {
+        return refuse_with(failed_with(condition, "await", note));
+    };
     if (reactor_ == nullptr) [[unlikely]] {
-        if (quiesced_ && setup_.send_cq->attachment.load() != nullptr) {
-            why = fallen();
-            return false;
-        }
-        if (auto refused = bind()) {
-            why = *refused;
-            return false;
-        }
+        if (quiesced_ && setup_.send_cq->attachment.load() != nullptr) return refuse_with(fallen());
+        if (const auto refused = bind()) return refuse_with(*refused);
     } else if (!reactor_->on_thread()) [[unlikely]] {
         return refuse(errc::wrong_thread, reactor_->refusal());
     }
-    if (failed_ || noted_) [[unlikely]] {
-        why = fallen();
-        return false;
-    }
+    if (failed_ || noted_) [[unlikely]]
+        return refuse_with(fallen());
     const bool receives = requests->kind == work_kind::recv;
     if (usage_ == usage::by_hand) return refuse(errc::in_use, "the queue pair is posted to by hand");
     if (receives && receiver_ != nullptr)
