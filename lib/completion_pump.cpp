@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <climits>
 #include <utility>
 
 #include <poll.h>
@@ -25,7 +26,8 @@ void pay_acks(completion_queue_state& queue) noexcept {
 attached_queue::attached_queue(completion_pump& pump, std::shared_ptr<completion_queue_state> queue,
                                std::shared_ptr<async_source> events, std::span<poll_slot> slots,
                                const attach_options& options)
-    : pump_(pump), queue_(std::move(queue)), events_(std::move(events)), slots_(slots) {
+    : pump_(pump), queue_(std::move(queue)), events_(std::move(events)), entries_(native(slots.data())),
+      most_(static_cast<unsigned>(std::min<std::size_t>(slots.size(), INT_MAX))) {
     if (queue_->owes_event) ++pump_.owing_;
     if (options.foreign)
         foreign_ = std::make_shared<const std::function<void(const work_completion&)>>(options.foreign);
@@ -41,22 +43,24 @@ attached_queue::~attached_queue() {
 reactor_core& attached_queue::reactor() const noexcept { return pump_.reactor(); }
 
 unsigned attached_queue::drain(unsigned budget) noexcept {
-    if (failed_) return 0;
     reactor_core& reactor = pump_.reactor();
     unsigned total = 0;
-    while (total < budget) {
-        const auto room = static_cast<unsigned>(std::min<std::size_t>(slots_.size(), budget - total));
-        ibv_wc* const entries = native(slots_.data());
-        const int polled = ibv_poll_cq(queue_->native, static_cast<int>(room), entries);
+    unsigned room;
+    int polled;
+    do {
+        room = std::min(most_, budget - total); // 0: it has failed, or may take nothing
+        if (room == 0) [[unlikely]]
+            return total;
+        polled = ibv_poll_cq(queue_->native, static_cast<int>(room), entries_);
         ++reactor.counters.polls;
-        if (polled <= 0) {
-            if (polled < 0) fail();
-            ++reactor.counters.empty_polls;
-            break;
-        }
-        for (int i = 0; i < polled; ++i) reactor.dispatch(entries[i], *this);
+        if (polled <= 0) break;
+        reactor.dispatch(entries_, polled, *this);
         total += static_cast<unsigned>(polled);
-        if (static_cast<unsigned>(polled) < room) break;
+    } while (static_cast<unsigned>(polled) == room);
+    if (polled <= 0) {
+        if (polled < 0) [[unlikely]]
+            fail();
+        ++reactor.counters.empty_polls;
     }
     if (armed_ && total > 0) found_while_armed_ = true;
     return total;
@@ -71,7 +75,7 @@ void attached_queue::sweep() noexcept {
         const int polled = ibv_poll_cq(queue_->native, static_cast<int>(entries.size()), entries.data());
         if (polled < 0) fail();
         if (polled <= 0) break;
-        for (int i = 0; i < polled; ++i) pump_.reactor().dispatch(entries[i], *this);
+        pump_.reactor().dispatch(entries.data(), polled, *this);
         total += polled;
     }
     if (armed_ && total > 0) found_while_armed_ = true;
@@ -79,6 +83,7 @@ void attached_queue::sweep() noexcept {
 
 void attached_queue::fail() noexcept {
     failed_ = true;
+    most_ = 0;
     queue_->failed.store(true);
     pump_.reactor().queue_failed(*queue_, errc::queue_failed);
 }
@@ -153,12 +158,6 @@ attached_queue& completion_pump::add(std::unique_ptr<attached_queue> queue) {
 void completion_pump::remove(attached_queue& queue) noexcept {
     take_all_events();
     std::erase_if(queues_, [&](const auto& attached) { return attached.get() == &queue; });
-}
-
-unsigned completion_pump::drain(unsigned budget) noexcept {
-    unsigned total = 0;
-    for (const auto& queue : queues_) total += queue->drain(budget);
-    return total;
 }
 
 bool completion_pump::arm() noexcept {

@@ -56,7 +56,8 @@ class attached_queue final : public cq_attachment {
     completion_pump& pump_;
     std::shared_ptr<completion_queue_state> queue_;
     std::shared_ptr<async_source> events_; ///< of its context, for as long as it is attached
-    std::span<poll_slot> slots_;
+    ibv_wc* entries_;                      ///< the poll slots
+    unsigned most_;                        ///< as many; 0 once it has failed
     std::shared_ptr<const std::function<void(const work_completion&)>> foreign_; ///< may be null
     bool armed_ = false;
     bool failed_ = false;
@@ -66,7 +67,7 @@ class attached_queue final : public cq_attachment {
 
 /// One completion channel and its attached queues, or the queues that have none. The only place that knows the order
 /// get event → ack → drain → arm → drain.
-class completion_pump final : public source, public watch {
+class completion_pump final : public watch {
   public:
     completion_pump(reactor_core& reactor, std::shared_ptr<completion_channel_state> channel) noexcept
         : reactor_(reactor), channel_(std::move(channel)) {}
@@ -81,11 +82,12 @@ class completion_pump final : public source, public watch {
     void remove(attached_queue& queue) noexcept;
     const std::vector<std::unique_ptr<attached_queue>>& queues() const noexcept { return queues_; }
 
-    // source
-    int fd() const noexcept override { return channel_ && !ended_ ? channel_->native->fd : -1; }
-    unsigned drain(unsigned budget) noexcept override;
-    bool arm() noexcept override;
-    void fail() noexcept override;
+    /// Readable when an armed queue has something; -1: they can only be polled.
+    int fd() const noexcept { return channel_ && !ended_ ? channel_->native->fd : -1; }
+    /// Asks for events. The queues must be drained once more before sleeping. False: nothing was newly armed.
+    bool arm() noexcept;
+    /// The descriptor reported its end: everyone who waits for it is told.
+    void fail() noexcept;
 
     // watch: the channel is readable
     void ready(unsigned events) noexcept override;

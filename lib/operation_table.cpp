@@ -27,7 +27,7 @@ bool operation_table::grow() noexcept {
         chunks_.reserve(chunks_.size() + 1);
         auto chunk = std::make_unique<table_entry[]>(chunk_size);
         for (std::size_t i = chunk_size; i-- > 0;) {
-            chunk[i].wr_id = magic_ << 48 | (size_ + i);
+            chunk[i].wr_id = magic_ << 48 | (size_ + i) << generation_bits;
             chunk[i].next = free_;
             free_ = &chunk[i];
         }

@@ -18,6 +18,16 @@ namespace {
 
 constexpr std::chrono::milliseconds drain_limit{100};
 
+/// Null: no mistake.
+const char* mistake_of(post_way way) noexcept {
+    switch (way) {
+    case post_way::inline_receives: return "inline data cannot receive";
+    case post_way::remote_too_short: return "more local than remote bytes";
+    case post_way::no_atomic: return "an atomic takes 8 local and 8 aligned remote bytes";
+    default: return nullptr;
+    }
+}
+
 [[noreturn]] void fatal(const std::string& rule) noexcept { broken_rule(rule.c_str()); }
 
 [[noreturn]] void never_quiet(const error& destroyed) noexcept {
@@ -36,34 +46,6 @@ error error_of(const completion_outcome& o) {
     return e;
 }
 
-// The device's library reads the list; it has no const in its interface.
-ibv_sge* sge_of(const slice_list& list) noexcept {
-    return reinterpret_cast<ibv_sge*>(const_cast<memory_slice*>(list.data()));
-}
-
-void fill(ibv_send_wr& wr, const work_request& request, std::uint64_t wr_id, bool signaled, bool datagram) noexcept {
-    wr.wr_id = wr_id;
-    wr.next = nullptr;
-    wr.sg_list = sge_of(request.local);
-    wr.num_sge = static_cast<int>(request.local.size());
-    wr.opcode = opcode_of(request);
-    wr.send_flags = flags_of(request, signaled);
-    wr.imm_data = __builtin_bswap32(request.immediate);
-    if (datagram) {
-        wr.wr.ud.ah = request.to.native_handle();
-        wr.wr.ud.remote_qpn = request.to.qp_num();
-        wr.wr.ud.remote_qkey = request.to.qkey();
-    } else if (request.kind == work_kind::write || request.kind == work_kind::read) {
-        wr.wr.rdma.remote_addr = request.remote.address;
-        wr.wr.rdma.rkey = request.remote.rkey;
-    } else if (request.kind != work_kind::send) {
-        wr.wr.atomic.remote_addr = request.remote.address;
-        wr.wr.atomic.rkey = request.remote.rkey;
-        wr.wr.atomic.compare_add = request.compare_add;
-        wr.wr.atomic.swap = request.swap;
-    }
-}
-
 // The verbs answer an errno value; how many of the chain were posted follows from where it stopped.
 template <auto Verb, class Wr>
 bool post_chain(ibv_qp* qp, Wr* first, Wr*& bad, late_code& why) noexcept {
@@ -79,8 +61,9 @@ bool post_chain(ibv_qp* qp, Wr* first, Wr*& bad, late_code& why) noexcept {
 } // namespace
 
 queue_pair_core::queue_pair_core(queue_pair_setup setup, ibv_qp* native) noexcept
-    : setup_(std::move(setup)), native_(native), send_(this, true, setup_.max_send),
-      recv_(this, false, setup_.max_recv) {}
+    : setup_(std::move(setup)), native_(native),
+      most_direct_(direct_with(std::min<std::uint32_t>(setup_.max_send_slices, slice_list::held))),
+      send_(this, true, setup_.max_send), recv_(this, false, setup_.max_recv) {}
 
 queue_pair_core::~queue_pair_core() {
     if (reactor_ != nullptr) {
@@ -182,35 +165,31 @@ void queue_pair_core::unbind() noexcept {
     reactor_->timers.remove(drain_);
     reactor_->timers.remove(keepalive_);
     reactor_ = nullptr;
-    open_ = false;
+    open_to_ = no_thread;
 }
 
-const char* queue_pair_core::mistake_in(const work_request& request) const noexcept {
-    const bool receives = request.kind == work_kind::recv;
+const char* queue_pair_core::mistake_in(const device_request& request) const noexcept {
+    const bool receives = request.receives;
     if (receives && setup_.srq) return "this queue pair receives through its shared receive queue";
-    if (request.local.size() > (receives ? setup_.max_recv_slices : setup_.max_send_slices))
+    const int slices = receives ? request.receive.num_sge : request.send.num_sge;
+    if (static_cast<std::uint32_t>(slices) > (receives ? setup_.max_recv_slices : setup_.max_send_slices))
         return "more slices than the queue pair was created for";
-    if (request.local.inlined()) {
-        if (receives || request.kind == work_kind::read) return "inline data cannot receive";
-        if (request.local.bytes() > setup_.max_inline) return "more inline data than max_inline";
-    }
-    if (request.kind == work_kind::write || request.kind == work_kind::read) {
-        if (request.local.bytes() > request.remote.length) return "more local than remote bytes";
-    } else if (request.kind == work_kind::fetch_add || request.kind == work_kind::compare_swap) {
-        if (request.local.size() != 1 || request.local.data()->length != 8 || request.remote.length != 8 ||
-            request.remote.address % 8 != 0)
-            return "an atomic takes 8 local and 8 aligned remote bytes";
-    }
+    if (const char* mistake = mistake_of(request.way)) return mistake;
+    if (receives) return nullptr;
+    const ibv_send_wr& wr = request.send;
+    if ((wr.send_flags & IBV_SEND_INLINE) != 0 && request.held[0].length > setup_.max_inline)
+        return "more inline data than max_inline";
+    const bool sends = wr.opcode == IBV_WR_SEND || wr.opcode == IBV_WR_SEND_WITH_IMM;
     if (setup_.type == queue_pair_type::ud) {
-        if (request.kind != work_kind::send && !receives) return "a UD queue pair can only send and receive";
-        if (!receives && request.to.native_handle() == nullptr) return "a UD send names its destination: send_to";
-    } else if (request.to.native_handle() != nullptr) {
+        if (!sends) return "a UD queue pair can only send and receive";
+        if (wr.wr.ud.ah == nullptr) return "a UD send names its destination: send_to";
+    } else if (sends && wr.wr.ud.ah != nullptr) {
         return "only a UD queue pair sends to a destination";
     }
     return nullptr;
 }
 
-bool queue_pair_core::admit(const work_request* requests, std::uint32_t count, completion_outcome& why) noexcept {
+bool queue_pair_core::admit(const device_request& first, std::uint32_t count, completion_outcome& why) noexcept {
     const auto refuse_with = [&why](const completion_outcome& refusal) {
         why = refusal;
         return false;
@@ -226,64 +205,54 @@ bool queue_pair_core::admit(const work_request* requests, std::uint32_t count, c
     }
     if (failed_ || noted_) [[unlikely]]
         return refuse_with(fallen());
-    const bool receives = requests->kind == work_kind::recv;
+    const bool receives = first.receives;
     if (usage_ == usage::by_hand) return refuse(errc::in_use, "the queue pair is posted to by hand");
     if (receives && receiver_ != nullptr)
         return refuse(errc::in_use, "the queue pair's receives belong to its receiver");
     if (!connected_ && !receives) return refuse(errc::not_connected, "connect the queue pair first");
     if (count > (receives ? recv_ : send_).capacity())
         return refuse(errc::invalid_argument, "more requests than the queue holds");
-    for (std::uint32_t i = 0; i < count; ++i) {
-        if (const char* mistake = mistake_in(requests[i])) return refuse(errc::invalid_argument, mistake);
-        if (count > 1 && requests[i].kind == work_kind::recv)
-            return refuse(errc::invalid_argument, "a receive in a chain");
+    const device_request* request = &first;
+    for (std::uint32_t i = 0; i < count; ++i, request = request->next()) {
+        if (const char* mistake = mistake_in(*request)) return refuse(errc::invalid_argument, mistake);
+        if (count > 1 && request->receives) return refuse(errc::invalid_argument, "a receive in a chain");
     }
     usage_ = usage::awaited;
-    open_ = connected_ && setup_.type == queue_pair_type::rc && setup_.post_mode == post_mode::immediate;
+    if (connected_ && setup_.type == queue_pair_type::rc && setup_.post_mode == post_mode::immediate &&
+        reactor_->on_own_thread())
+        open_to_ = thread_number();
     return true;
 }
 
 work_queue& queue_pair_core::queue_of(const operation_state& operation) noexcept {
-    return operation.requests_->kind == work_kind::recv ? recv_ : send_;
+    return operation.request_.receives ? recv_ : send_;
 }
 
+/// The short way of a post: what `post_one` does, where nothing else can be.
 bool queue_pair_core::submit(operation_state& operation) noexcept {
-    const direct_post direct = operation.direct_;
-    if (direct.possible && open_ && reactor_->on_own_thread() && send_.room() != 0 && send_.waiting.empty() &&
-        operation.requests_->local.size() <= setup_.max_send_slices) [[likely]]
-        return post_directly(operation);
-    return submit_slowly(operation);
-}
-
-/// What `post_one` does, where nothing else can be.
-inline bool queue_pair_core::post_directly(operation_state& operation) noexcept {
-    table_entry* const entry = send_.append(reactor_->table, true);
-    if (entry == nullptr) [[unlikely]]
+    operation.outcome_.failed = operation.outcome_.has_immediate = false;
+    device_request& request = operation.request_;
+    if (request.way > most_direct_ || open_to_ != thread_number() || send_.room() == 0 || !send_.waiting.empty() ||
+        !reactor_->table.has_free()) [[unlikely]]
         return submit_slowly(operation);
+    table_entry& entry = *send_.append(reactor_->table, true, entry_kind::awaited);
     send_.take(1);
-    entry->operation = &operation;
-    entry->kind = entry_kind::awaited;
-    operation.last_ = entry;
+    entry.operation = &operation;
     operation.phase_ = operation_phase::posted;
-    const work_request& request = *operation.requests_;
-    ibv_send_wr wr;
-    wr.wr_id = entry->wr_id;
-    wr.next = nullptr;
-    wr.sg_list = sge_of(request.local);
-    wr.num_sge = static_cast<int>(request.local.size());
-    wr.opcode = static_cast<ibv_wr_opcode>(operation.direct_.opcode);
-    wr.send_flags = operation.direct_.flags;
-    wr.imm_data = __builtin_bswap32(request.immediate);
-    wr.wr.rdma.remote_addr = request.remote.address;
-    wr.wr.rdma.rkey = request.remote.rkey;
+    request.send.wr_id = entry.wr_id;
     ibv_send_wr* bad;
-    if (late_code why; !post(&wr, bad, why)) [[unlikely]]
-        return settle(operation, 0, why);
+    const int answer = ibv_post_send(native_, &request.send, &bad);
+    if (answer != 0) [[unlikely]]
+        return refused_directly(operation, answer);
     return true;
 }
 
+bool queue_pair_core::refused_directly(operation_state& operation, int answer) noexcept {
+    return operation.qp_->settle(operation, 0, errno_code(answer));
+}
+
 bool queue_pair_core::submit_slowly(operation_state& operation) noexcept {
-    if (!admit(operation.requests_, operation.count_, operation.outcome_)) [[unlikely]] {
+    if (!admit(operation.request_, operation.count_, operation.outcome_)) [[unlikely]] {
         operation.phase_ = operation_phase::ended;
         return false;
     }
@@ -291,6 +260,7 @@ bool queue_pair_core::submit_slowly(operation_state& operation) noexcept {
     if (queue.room() < operation.count_ || !queue.waiting.empty()) {
         operation.phase_ = operation_phase::queued;
         queue.waiting.push_back(operation);
+        queue.watched = true;
         if (queue.silent()) want_attention();
         return true;
     }
@@ -308,160 +278,143 @@ bool queue_pair_core::dispose(operation_state& operation) noexcept {
     return true;
 }
 
-/// Takes the entries and writes the requests. The last request of a chain, and every UD send, is signaled; an
+/// Takes the entries and numbers the requests. The last request of a chain, and every UD send, is signaled; an
 /// unsignaled one is resumed when it is posted, so that its entry names nobody. False: no entries; the operation has
 /// ended.
-bool queue_pair_core::prepare(operation_state& operation, ibv_send_wr* wr) noexcept {
+bool queue_pair_core::prepare(operation_state& operation) noexcept {
     const std::uint32_t count = operation.count_;
-    const bool datagram = setup_.type == queue_pair_type::ud;
-    for (std::uint32_t i = 0; i < count; ++i) {
-        const work_request& request = operation.requests_[i];
+    work_queue& queue = queue_of(operation);
+    device_request* request = &operation.request_;
+    const entry_kind alone = request->receives ? entry_kind::receiving : entry_kind::awaited;
+    for (std::uint32_t i = 0; i < count; ++i, request = request->next()) {
         const bool last = i + 1 == count;
-        const bool wanted = last && (request.signaled || count > 1);
-        const bool signaled = wanted || datagram || send_.must_signal();
-        table_entry* entry = send_.append(reactor_->table, signaled);
+        const bool wanted = request->receives || (last && (count > 1 || request->signaled));
+        const bool signaled = wanted || setup_.type == queue_pair_type::ud || send_.must_signal();
+        const entry_kind kind =
+            wanted ? (count > 1 ? entry_kind::chain : alone) : (last ? entry_kind::quiet : entry_kind::member);
+        table_entry* entry = queue.append(reactor_->table, signaled, kind);
         if (entry == nullptr) {
-            for (std::uint32_t k = 0; k < i; ++k) send_.revoke(*reactor_, *send_.last());
+            for (std::uint32_t k = 0; k < i; ++k) queue.revoke(*reactor_, *queue.last());
+            queue.give(count);
+            operation.outcome_ = failed_with(errc::resource, "await", "too many operations are outstanding");
+            operation.phase_ = operation_phase::ended;
             return false;
         }
         entry->operation = &operation;
-        if (!wanted)
-            entry->kind = last ? entry_kind::quiet : entry_kind::member;
-        else
-            entry->kind = count > 1 ? entry_kind::chain : entry_kind::awaited;
-        fill(wr[i], request, entry->wr_id, signaled, datagram);
-        if (i > 0) wr[i - 1].next = &wr[i];
+        if (request->receives) {
+            request->receive.wr_id = entry->wr_id;
+            request->receive.next = nullptr;
+            break;
+        }
+        request->send.wr_id = entry->wr_id;
+        request->send.send_flags &= ~unsigned{IBV_SEND_SIGNALED};
+        if (signaled) request->send.send_flags |= IBV_SEND_SIGNALED;
+        if (last) request->send.next = nullptr;
     }
-    operation.last_ = send_.last();
-    operation.phase_ = operation_phase::posted;
-    return true;
-}
-
-bool queue_pair_core::prepare(operation_state& operation, ibv_recv_wr& wr) noexcept {
-    table_entry* entry = recv_.append(reactor_->table, true);
-    if (entry == nullptr) return false;
-    entry->operation = &operation;
-    entry->kind = entry_kind::awaited;
-    wr = {.wr_id = entry->wr_id,
-          .next = nullptr,
-          .sg_list = sge_of(operation.requests_->local),
-          .num_sge = static_cast<int>(operation.requests_->local.size())};
-    operation.last_ = entry;
     operation.phase_ = operation_phase::posted;
     return true;
 }
 
 /// After a post of which the device took the first `posted` requests of this operation and refused the next with
-/// `code`. True: it will be resumed by a completion. Touches the operation only if there was a failure, or nothing is
-/// awaited.
+/// `code`. True: it will be resumed by a completion.
 bool queue_pair_core::settle(operation_state& operation, std::uint32_t posted, std::error_code code) noexcept {
     work_queue& queue = queue_of(operation);
-    if (operation.last_ == nullptr && posted == 0) { // no entries could be had
-        queue.give(operation.count_);
-        operation.outcome_ = failed_with(errc::resource, "await", "too many operations are outstanding");
-        operation.phase_ = operation_phase::ended;
-        return false;
-    }
-    table_entry* entry = operation.last_;
-    for (std::uint32_t i = posted; i < operation.count_; ++i) {
-        table_entry* before = entry->previous;
-        queue.revoke(*reactor_, *entry);
-        entry = before;
+    table_entry* last_posted = nullptr;
+    device_request* request = &operation.request_;
+    for (std::uint32_t i = 0; i < operation.count_; ++i, request = request->next()) {
+        table_entry* entry = reactor_->table.find(request->receives ? request->receive.wr_id : request->send.wr_id);
+        if (i < posted)
+            last_posted = entry;
+        else
+            queue.revoke(*reactor_, *entry);
+        if (request->receives) break;
     }
     queue.give(operation.count_ - posted);
     operation.outcome_ = {code, &queue == &recv_ ? "ibv_post_recv" : "ibv_post_send"};
     operation.outcome_.qp_num = setup_.local.qp_num;
     if (posted == 0) {
         operation.phase_ = operation_phase::ended;
-        operation.last_ = nullptr;
         return false;
     }
     // Half a chain is with the device: it ends when the queue pair has been flushed.
-    entry->kind = entry_kind::chain;
-    operation.last_ = entry;
+    last_posted->kind = entry_kind::chain;
     note_failure(code, 0);
     return true;
 }
 
 bool queue_pair_core::post_one(operation_state& operation) noexcept {
-    late_code why;
-    if (operation.requests_->kind == work_kind::recv) {
-        ibv_recv_wr wr;
-        if (!prepare(operation, wr)) return settle(operation, 0, {});
-        ibv_recv_wr* bad;
-        return post(&wr, bad, why) || settle(operation, 0, why);
-    }
-    ibv_send_wr one;
-    ibv_send_wr* wrs = &one;
-    if (operation.count_ > 1) {
-        if (send_wrs_.size() < operation.count_) send_wrs_.resize(setup_.max_send);
-        wrs = send_wrs_.data();
-    }
-    const bool quiet = operation.count_ == 1 && !operation.requests_->signaled;
-    if (!prepare(operation, wrs)) return settle(operation, 0, {});
-    ibv_send_wr* bad;
-    if (!post(wrs, bad, why)) return settle(operation, static_cast<std::uint32_t>(bad - wrs), why);
+    if (!prepare(operation)) return false;
+    const bool quiet = is_quiet(operation);
+    const auto posted = [&]<class Wr>(Wr device_request::* wr) {
+        late_code why;
+        Wr* bad;
+        return post(&(operation.request_.*wr), bad, why) || settle(operation, taken_before(bad, operation, wr), why);
+    };
+    if (!(operation.request_.receives ? posted(&device_request::receive) : posted(&device_request::send))) return false;
     if (!quiet) return true;
     operation.phase_ = operation_phase::ended;
     return false;
 }
 
+/// Posts the batch by one call, each request from where its coroutine awaits it.
 template <class Wr>
-void queue_pair_core::flush_queue(work_queue& queue, std::vector<Wr>& wrs) noexcept {
+void queue_pair_core::flush_queue(work_queue& queue, Wr device_request::* wr) noexcept {
     list<operation_state> flight;
-    std::uint32_t filled = 0;
+    Wr* last = nullptr;
     while (!queue.batch.empty()) {
         operation_state& operation = queue.batch.pop_front();
-        bool prepared;
-        if constexpr (std::is_same_v<Wr, ibv_send_wr>)
-            prepared = prepare(operation, &wrs[filled]);
-        else
-            prepared = prepare(operation, wrs[filled]);
-        if (!prepared) {
-            settle(operation, 0, {});
+        if (!prepare(operation)) {
             reactor_->ready.push(operation);
             continue;
         }
-        if (filled > 0) wrs[filled - 1].next = &wrs[filled];
-        filled += operation.count_;
+        if (last != nullptr) last->next = &(operation.request_.*wr);
+        last = &(operation.request_.*wr);
+        for (std::uint32_t i = 1; i < operation.count_; ++i) last = last->next;
         flight.push_back(operation);
     }
     // What stands behind a refused request is posted again: the first call did not get to it.
-    std::uint32_t start = 0;
-    while (start < filled) {
+    while (!flight.empty()) {
         Wr* bad = nullptr;
         late_code why{};
-        const auto taken = post(&wrs[start], bad, why) ? filled : static_cast<std::uint32_t>(bad - wrs.data());
-        while (start < filled && !flight.empty()) {
+        const bool all = post(&(flight.front().request_.*wr), bad, why);
+        bool posted;
+        do {
             operation_state& operation = flight.pop_front();
-            const std::uint32_t count = operation.count_;
-            if (start + count <= taken) {
-                start += count;
-                if (operation.last_->kind == entry_kind::quiet) {
-                    operation.phase_ = operation_phase::ended;
-                    operation.last_ = nullptr;
-                    reactor_->ready.push(operation);
-                }
-                continue;
+            const std::uint32_t taken = all ? operation.count_ : taken_before(bad, operation, wr);
+            posted = taken == operation.count_;
+            if (!posted) {
+                if (!settle(operation, taken, why)) reactor_->ready.push(operation);
+            } else if (is_quiet(operation)) {
+                operation.phase_ = operation_phase::ended;
+                reactor_->ready.push(operation);
             }
-            if (!settle(operation, taken - start, why)) reactor_->ready.push(operation);
-            start += count;
-            break;
-        }
+        } while (posted && !flight.empty());
     }
+}
+
+/// An unsignaled request, which ends when it was posted.
+bool queue_pair_core::is_quiet(const operation_state& operation) noexcept {
+    return operation.count_ == 1 && !operation.request_.receives && !operation.request_.signaled;
+}
+
+/// How many requests of an operation the device took before it refused `bad`: all, if that is not one of them.
+template <class Wr>
+std::uint32_t queue_pair_core::taken_before(const Wr* bad, const operation_state& operation,
+                                            Wr device_request::* wr) noexcept {
+    const Wr* request = &(operation.request_.*wr);
+    std::uint32_t taken = 0;
+    while (taken < operation.count_ && request != bad) {
+        ++taken;
+        request = request->next;
+    }
+    return taken;
 }
 
 void queue_pair_core::flush() noexcept {
     in_batches.unlink();
     if (receiver_ != nullptr) receiver_->post_returned();
-    if (!recv_.batch.empty()) {
-        if (recv_wrs_.empty()) recv_wrs_.resize(setup_.max_recv);
-        flush_queue(recv_, recv_wrs_);
-    }
-    if (!send_.batch.empty()) {
-        if (send_wrs_.empty()) send_wrs_.resize(setup_.max_send);
-        flush_queue(send_, send_wrs_);
-    }
+    flush_queue(recv_, &device_request::receive);
+    flush_queue(send_, &device_request::send);
     // What was refused gave its room back, and what was posted may be silent.
     if (!send_.waiting.empty() || !recv_.waiting.empty() || awaited()) want_attention();
 }
@@ -488,7 +441,7 @@ void queue_pair_core::cancel(operation_state& operation, errc cause) noexcept {
     if (process_.forked()) return quiesce(make_code(cause));
     sweep();
     if (operation.phase_ != operation_phase::posted) return; // its completion was there
-    operation.cancelled_ = cause;
+    operation.cancelled_ = static_cast<std::uint8_t>(cause);
     if (failed_) return;
     if (!noted_) root_cause_ = make_code(cause);
     start_failing();
@@ -522,19 +475,20 @@ bool queue_pair_core::submit(flush_state& flush) noexcept {
     flush.awaited_ = send_.last()->sequence;
     flush.waiting_ = true;
     flushes_.push_back(flush);
+    send_.watched = true;
     if (!send_.last()->signaled) want_attention();
     return true;
 }
 
 void queue_pair_core::post_marker(entry_kind kind) noexcept {
     if (send_.room() == 0) return;
-    table_entry* entry = send_.append(reactor_->table, true);
+    table_entry* entry = send_.append(reactor_->table, true, kind);
     if (entry == nullptr) return note_failure(make_code(errc::resource), 0);
-    entry->kind = kind;
-    ibv_send_wr wr;
-    fill(wr, write_request{.local = {}, .remote = {}}, entry->wr_id, true, false);
+    device_request marker;
+    describe(marker, write_request{.local = {}, .remote = {}});
+    marker.send.wr_id = entry->wr_id;
     // Nothing else would ever tell that those before it are done; the buffers are quiet after a failure.
-    if (late_code why; !post_own(send_, *entry, wr, why)) note_failure(why, 0);
+    if (late_code why; !post_own(send_, *entry, marker.send, why)) note_failure(why, 0);
 }
 
 void queue_pair_core::end_flushes() noexcept {
@@ -559,23 +513,26 @@ void queue_pair_core::keep_alive() noexcept {
 }
 
 result<void> queue_pair_core::send_detached(const work_request& request, pool_token token) noexcept {
-    if (completion_outcome refusal; !admit(&request, 1, refusal)) {
+    device_request prepared;
+    describe(prepared, request);
+    if (completion_outcome refusal; !admit(prepared, 1, refusal)) {
         refusal.verb = "send_detached";
         return error_of(refusal);
     }
     if (!send_.batch.empty()) reactor_->flush_batches();
     table_entry* entry = nullptr;
     const bool signaled = token.pool != nullptr || send_.must_signal() || setup_.type == queue_pair_type::ud;
-    if (send_.room() == 0 || !send_.waiting.empty() || (entry = send_.append(reactor_->table, signaled)) == nullptr)
+    const entry_kind kind = token.pool != nullptr ? entry_kind::pooled : entry_kind::quiet;
+    if (send_.room() == 0 || !send_.waiting.empty() ||
+        (entry = send_.append(reactor_->table, signaled, kind)) == nullptr)
         return error(errc::resource, "send_detached").with_note("the send queue is full");
-    entry->kind = token.pool != nullptr ? entry_kind::pooled : entry_kind::quiet;
     if (token.pool != nullptr) {
         entry->pool = token.pool;
         entry->slot = token.index;
     }
-    ibv_send_wr wr;
-    fill(wr, request, entry->wr_id, signaled, setup_.type == queue_pair_type::ud);
-    if (late_code why; !post_own(send_, *entry, wr, why))
+    prepared.send.wr_id = entry->wr_id;
+    if (!signaled) prepared.send.send_flags &= ~unsigned{IBV_SEND_SIGNALED};
+    if (late_code why; !post_own(send_, *entry, prepared.send, why))
         return error(why, "ibv_post_send").with_completion(setup_.local.qp_num, 0);
     return {};
 }
@@ -584,31 +541,30 @@ result<void> queue_pair_core::post_by_hand(const work_request& request, std::uin
     if (auto checked = usable("post"); !checked) return checked;
     if (usage_ == usage::awaited || receiver_ != nullptr)
         return error(errc::in_use, "post").with_note("the queue pair's operations are awaited");
-    if (const char* mistake = mistake_in(request)) return error(errc::invalid_argument, "post").with_note(mistake);
-    if (!connected_ && request.kind != work_kind::recv) return error(errc::not_connected, "post");
+    device_request prepared;
+    describe(prepared, request);
+    if (const char* mistake = mistake_in(prepared)) return error(errc::invalid_argument, "post").with_note(mistake);
+    if (!connected_ && !prepared.receives) return error(errc::not_connected, "post");
     usage_ = usage::by_hand;
-    if (request.kind == work_kind::recv) {
-        ibv_recv_wr wr{.wr_id = wr_id,
-                       .next = nullptr,
-                       .sg_list = sge_of(request.local),
-                       .num_sge = static_cast<int>(request.local.size())};
+    if (prepared.receives) {
+        prepared.receive.wr_id = wr_id;
         ibv_recv_wr* bad;
-        return check_errno_value("ibv_post_recv", [&] { return ibv_post_recv(native_, &wr, &bad); });
+        return check_errno_value("ibv_post_recv", [&] { return ibv_post_recv(native_, &prepared.receive, &bad); });
     }
-    ibv_send_wr wr;
-    fill(wr, request, wr_id, request.signaled, setup_.type == queue_pair_type::ud);
+    prepared.send.wr_id = wr_id;
     ibv_send_wr* bad;
-    return check_errno_value("ibv_post_send", [&] { return ibv_post_send(native_, &wr, &bad); });
+    return check_errno_value("ibv_post_send", [&] { return ibv_post_send(native_, &prepared.send, &bad); });
 }
 
 result<void> queue_pair_core::adopt(receiver_core& receiver) {
-    const work_request probe = recv_request{};
+    device_request probe;
+    describe(probe, recv_request{.local = {}});
     if (setup_.srq)
         return error(errc::invalid_argument, "receiver::create")
             .with_note("the queue pair has a shared receive queue: make the receiver on that");
     if (receiver_ != nullptr || !recv_.empty() || !recv_.waiting.empty())
         return error(errc::in_use, "receiver::create").with_note("the queue pair's receives have a user already");
-    if (completion_outcome refusal; !admit(&probe, 1, refusal)) {
+    if (completion_outcome refusal; !admit(probe, 1, refusal)) {
         refusal.verb = "receiver::create";
         return error_of(refusal);
     }
@@ -618,9 +574,8 @@ result<void> queue_pair_core::adopt(receiver_core& receiver) {
 
 bool queue_pair_core::post_receive(receiver_core& receiver, std::uint32_t slot, memory_slice slice) noexcept {
     if (recv_.room() == 0) return false;
-    table_entry* entry = recv_.append(reactor_->table, true);
+    table_entry* entry = recv_.append(reactor_->table, true, entry_kind::receive);
     if (entry == nullptr) return false;
-    entry->kind = entry_kind::receive;
     entry->receiver = &receiver;
     entry->slot = slot;
     auto* sge = reinterpret_cast<ibv_sge*>(&slice);
@@ -639,7 +594,7 @@ void queue_pair_core::look_for_cause(const work_queue& flushed) noexcept {
 
 void queue_pair_core::note_failure(std::error_code code, std::uint32_t vendor_error) noexcept {
     if (failed_ || noted_) return;
-    open_ = false;
+    open_to_ = no_thread;
     noted_ = true;
     root_cause_ = code;
     root_vendor_error_ = vendor_error;
@@ -690,6 +645,8 @@ void queue_pair_core::attend() noexcept {
         post_waiting(recv_);
     }
     end_flushes();
+    send_.watched = !send_.waiting.empty() || awaited();
+    recv_.watched = !recv_.waiting.empty() || awaited();
     if (!drains_.empty() && !outstanding()) quiesce(root_cause_);
 }
 
@@ -703,7 +660,8 @@ void queue_pair_core::post_waiting(work_queue& queue) noexcept {
 /// The device has put the queue pair into the error state, or is about to. Nothing is posted from here on; what is
 /// outstanding is flushed, or ended when the time for that is over.
 void queue_pair_core::start_failing() noexcept {
-    open_ = noted_ = false;
+    open_to_ = no_thread;
+    noted_ = false;
     failed_ = true;
     to_error_state();
     const completion_outcome failure = fallen();
@@ -739,7 +697,8 @@ void queue_pair_core::quiesce(std::error_code cause) noexcept {
     reactor_->timers.remove(keepalive_);
     if (!send_.empty() || !recv_.empty()) sweep();
     if (!failed_ && !noted_) root_cause_ = cause;
-    open_ = noted_ = false;
+    open_to_ = no_thread;
+    noted_ = false;
     failed_ = true;
     quiesced_ = true;
     if (native_ != nullptr && !process_.forked()) {
@@ -793,6 +752,7 @@ bool queue_pair_core::submit(drain_state& drain) noexcept {
     }
     if (!quiesced_) {
         drains_.push_back(drain);
+        send_.watched = recv_.watched = true;
         if (!failed_) {
             if (!noted_) root_cause_ = make_code(errc::closed);
             start_failing();

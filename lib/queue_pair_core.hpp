@@ -14,7 +14,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <vector>
 
 namespace verbena::detail {
 
@@ -118,22 +117,26 @@ class queue_pair_core {
 
   private:
     enum class usage : std::uint8_t { none, by_hand, awaited };
+    static constexpr std::uint64_t no_thread = ~std::uint64_t{0};
 
     /// Finds the reactor and makes it ours. An error's outcome otherwise.
     std::optional<completion_outcome> bind() noexcept;
     /// False: refused, and why.
-    bool admit(const work_request* requests, std::uint32_t count, completion_outcome& why) noexcept;
-    const char* mistake_in(const work_request& request) const noexcept;
+    bool admit(const device_request& first, std::uint32_t count, completion_outcome& why) noexcept;
+    const char* mistake_in(const device_request& request) const noexcept;
     bool dispose(operation_state& operation) noexcept;
     bool withdraw(operation_state& operation) noexcept;
     [[gnu::noinline]] bool submit_slowly(operation_state& operation) noexcept;
-    bool post_directly(operation_state& operation) noexcept;
     bool post_one(operation_state& operation) noexcept;
-    bool prepare(operation_state& operation, ibv_send_wr* wr) noexcept;
-    bool prepare(operation_state& operation, ibv_recv_wr& wr) noexcept;
+    bool prepare(operation_state& operation) noexcept;
     [[gnu::noinline]] bool settle(operation_state& operation, std::uint32_t posted, std::error_code code) noexcept;
+    [[gnu::noinline]] static bool refused_directly(operation_state& operation, int answer) noexcept;
+    static bool is_quiet(const operation_state& operation) noexcept;
     template <class Wr>
-    void flush_queue(work_queue& queue, std::vector<Wr>& wrs) noexcept;
+    static std::uint32_t taken_before(const Wr* bad, const operation_state& operation,
+                                      Wr device_request::* wr) noexcept;
+    template <class Wr>
+    void flush_queue(work_queue& queue, Wr device_request::* wr) noexcept;
     void post_waiting(work_queue& queue) noexcept;
     void start_failing() noexcept;
     void end_flushes() noexcept;
@@ -156,8 +159,10 @@ class queue_pair_core {
     queue_pair_setup setup_;
     ibv_qp* native_;
     reactor_core* reactor_ = nullptr;
+    /// The thread whose direct posts are admitted: connected, RC, awaited, immediate, not failed.
+    std::uint64_t open_to_ = no_thread;
+    post_way most_direct_;
     usage usage_ = usage::none;
-    bool open_ = false; ///< admits and posts at once what `direct_post` describes: connected, RC, awaited, not failed
     bool connected_ = false;
     bool noted_ = false;  ///< a failure was noted, and not yet attended to
     bool failed_ = false; ///< nothing is posted any more
@@ -173,8 +178,6 @@ class queue_pair_core {
     list<flush_state> flushes_;
     list<drain_state> drains_;
     receiver_core* receiver_ = nullptr;
-    std::vector<ibv_send_wr> send_wrs_; ///< for batches and chains
-    std::vector<ibv_recv_wr> recv_wrs_; ///< for batches
 
   public:
     pair_link in_reactor{*this};

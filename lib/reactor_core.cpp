@@ -23,6 +23,7 @@ namespace {
 constinit thread_local reactor_core* running_here = nullptr;
 
 constexpr unsigned run_budget = 256;
+constexpr unsigned run_rounds = 8; // of drain and resume in a turn, while there are completions
 constexpr unsigned collect_budget = 64;
 constexpr unsigned measured_first = 5; // parks, as many as the median is of,
 constexpr unsigned measured_every = 64;
@@ -103,6 +104,7 @@ reactor_core::~reactor_core() {
             pump->take_all_events();
             if (pump->fd() >= 0) (void)backend_->remove(*pump).has_value();
         }
+    queues_.clear();
     pumps_.clear();
     waker_.store(nullptr);
     stops->close();
@@ -247,6 +249,7 @@ result<void> reactor_core::attach(std::shared_ptr<completion_queue_state> queue,
     // The attachment's destructor would take away what another reactor has put there.
     if (!queue->attachment.compare_exchange_strong(none, attached.get()))
         broken_rule("one completion queue was attached by two threads at once");
+    queues_.push_back(attached.get());
     pump.add(std::move(attached));
     if (fresh) pumps_.push_back(std::move(fresh));
     pump.take_all_events();
@@ -265,6 +268,7 @@ result<void> reactor_core::detach(completion_queue_state& queue) {
     });
     const auto pump =
         std::find_if(pumps_.begin(), pumps_.end(), [&](const auto& p) { return p->find(queue) != nullptr; });
+    std::erase(queues_, attached);
     (*pump)->remove(*attached);
     if ((*pump)->empty()) {
         if (backend_ && (*pump)->fd() >= 0)
@@ -318,6 +322,13 @@ void reactor_core::queue_failed(completion_queue_state& queue, errc cause) noexc
     });
 }
 
+void reactor_core::dispatch_slowly(const ibv_wc& wc, attached_queue& from) noexcept {
+    if (table_entry* entry = table.find(wc.wr_id))
+        entry->queue->complete(*this, *entry, wc);
+    else
+        stray(wc, from);
+}
+
 void reactor_core::stray(const ibv_wc& wc, attached_queue& from) noexcept {
     if (table.ours(wc.wr_id)) {
         ++counters.stale;
@@ -331,9 +342,16 @@ void reactor_core::flush_batches() noexcept {
     while (!batches.empty()) batches.front().pair->flush();
 }
 
-unsigned reactor_core::drain(unsigned budget) noexcept {
+inline unsigned reactor_core::drain(unsigned budget) noexcept {
     unsigned total = 0;
-    for (const auto& pump : pumps_) total += pump->drain(budget);
+    for (attached_queue* queue : queues_) total += queue->drain(budget);
+    if (!readable.empty()) [[unlikely]]
+        total += drain_readable(budget);
+    return total;
+}
+
+unsigned reactor_core::drain_readable(unsigned budget) noexcept {
+    unsigned total = 0;
     list<readable_source> now; // what is left to read comes in the next turn
     for (now.splice(readable); !now.empty();) total += now.pop_front().drain(budget);
     return total;
@@ -345,7 +363,7 @@ void reactor_core::settle() noexcept {
         receivers.for_each([](receiver_link& link) { link.receiver->post_returned(); });
 }
 
-unsigned reactor_core::resume(unsigned budget) {
+inline unsigned reactor_core::resume(unsigned budget) {
     if (ready.empty()) return 0;
     const unsigned resumed = ready.run(budget);
     counters.resumes += resumed;
@@ -383,15 +401,34 @@ unsigned reactor_core::serve_strays() {
     return static_cast<unsigned>(strays.size());
 }
 
-unsigned reactor_core::turn(unsigned budget) {
-    ++counters.turns;
-    flush_batches();
-    unsigned done = drain(budget);
-    settle();
-    done += resume(budget);
-    done += serve_strays();
-    if (!process.forked()) done += serve_posted();
+/// Takes completions and resumes whom they are for.
+inline unsigned reactor_core::round(unsigned budget) {
+    if (!batches.empty()) [[unlikely]]
+        flush_batches();
+    const unsigned drained = drain(budget);
+    if (!attention.empty() || returned_receives) [[unlikely]]
+        settle();
+    return drained + resume(budget);
+}
+
+/// Several rounds, while there is something to do. What else there may be waits no longer for that than for one large
+/// batch.
+unsigned reactor_core::rounds(const root_base& root) {
+    unsigned done = 0;
+    for (unsigned left = run_rounds; left > 0 && done < run_budget; --left) {
+        const unsigned now = round(run_budget);
+        done += now;
+        if (now == 0 || root.done() || stopping_.load(std::memory_order_relaxed) || process.forked()) break;
+    }
+    return done;
+}
+
+/// What else there may be to do in a turn.
+unsigned reactor_core::serve_others(unsigned budget) {
+    unsigned done = serve_strays();
     if (process.forked()) return done; // by what was called: the rest of the turn is the parent's
+    done += serve_posted();
+    if (process.forked()) return done;
     if (stops->waiting()) done += stops->serve();
     done += serve_timers(budget);
     if (backend_->pending()) done += backend_->collect(collect_budget);
@@ -471,7 +508,9 @@ void reactor_core::run_until(root_base& root) {
     while (!root.done()) {
         if (process.forked()) throw_error(refused("reactor::run"));
         if (stopping_.load() && stopping_.exchange(false)) throw_error(error(errc::stopped, "reactor::run"));
-        if (turn(run_budget) > 0) {
+        ++counters.turns;
+        const unsigned done = rounds(root);
+        if (serve_others(run_budget) + done > 0) {
             // Up to the last look at the clock: what this turn did took time as well, and no turn with work reads it.
             if (adapts && idle) budget_.observed(idle_until - idle_since);
             idle = false;
@@ -500,7 +539,9 @@ void reactor_core::run_until(root_base& root) {
 result<unsigned> reactor_core::poll(unsigned budget) {
     if (auto started = start(); !started) return std::move(started).error();
     const running current(*this);
-    return turn(budget);
+    ++counters.turns;
+    const unsigned done = round(budget);
+    return done + serve_others(budget);
 }
 
 void reactor_core::stop() noexcept {

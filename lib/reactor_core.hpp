@@ -85,14 +85,8 @@ class reactor_core {
     /// Makes the wait backend, and binds the thread, if that has not been done.
     result<void> start();
 
-    /// One entry of a completion queue. Resumes nobody.
-    void dispatch(const ibv_wc& wc, attached_queue& from) noexcept {
-        ++counters.completions;
-        if (table_entry* entry = table.find(wc.wr_id)) [[likely]]
-            entry->queue->complete(*this, *entry, wc);
-        else
-            stray(wc, from);
-    }
+    /// A batch of one completion queue. Resumes nobody.
+    void dispatch(const ibv_wc* entries, int count, attached_queue& from) noexcept;
     /// Collects what a queue holds now, as far as it belongs to operations.
     void sweep(completion_queue_state& queue) noexcept;
     /// Posts what the batched queue pairs have gathered.
@@ -118,11 +112,15 @@ class reactor_core {
   private:
     static constexpr std::uint64_t nobody = ~std::uint64_t{0};
 
+    [[gnu::noinline]] void dispatch_slowly(const ibv_wc& wc, attached_queue& from) noexcept;
     void stray(const ibv_wc& wc, attached_queue& from) noexcept;
-    unsigned turn(unsigned budget);
+    unsigned round(unsigned budget);
+    [[gnu::noinline]] unsigned rounds(const root_base& root);
+    unsigned serve_others(unsigned budget);
     unsigned drain(unsigned budget) noexcept;
+    [[gnu::noinline]] unsigned drain_readable(unsigned budget) noexcept;
     /// After a batch, before anybody is resumed.
-    void settle() noexcept;
+    [[gnu::noinline]] void settle() noexcept;
     unsigned resume(unsigned budget);
     unsigned serve_timers(unsigned budget) noexcept;
     unsigned serve_posted();
@@ -147,6 +145,7 @@ class reactor_core {
     std::unique_ptr<wait_backend> given_; ///< becomes the backend at the start
     std::unique_ptr<wait_backend> backend_;
     std::vector<std::unique_ptr<completion_pump>> pumps_;
+    std::vector<attached_queue*> queues_; ///< of all of them
     std::vector<async_source*> event_sources_;
     std::vector<readable_source*> readable_sources_;
     std::atomic<std::uint64_t> owner_{nobody}; ///< a thread's number
@@ -163,5 +162,31 @@ class reactor_core {
     std::vector<std::function<void()>> posted_;
     std::atomic<wait_backend*> waker_{nullptr};
 };
+
+inline bool work_queue::complete_next(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept {
+    if (entry.kind != entry_kind::awaited || wc.status != IBV_WC_SUCCESS) [[unlikely]]
+        return false;
+    work_queue& queue = *entry.queue;
+    if (entry.previous != &queue.order_) [[unlikely]]
+        return false;
+    operation_state& operation = *entry.operation;
+    unlink(entry);
+    reactor.table.release(entry);
+    ++queue.room_;
+    operation.phase_ = operation_phase::ended;
+    reactor.ready.push(operation);
+    if (queue.watched) [[unlikely]]
+        queue.pair_->want_attention();
+    return true;
+}
+
+inline void reactor_core::dispatch(const ibv_wc* entries, int count, attached_queue& from) noexcept {
+    counters.completions += static_cast<std::uint64_t>(count);
+    for (const ibv_wc* wc = entries; wc != entries + count; ++wc) {
+        table_entry* entry = table.last_named(wc->wr_id);
+        if (entry == nullptr || !work_queue::complete_next(*this, *entry, *wc)) [[unlikely]]
+            dispatch_slowly(*wc, from);
+    }
+}
 
 } // namespace verbena::detail

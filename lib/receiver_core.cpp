@@ -105,9 +105,9 @@ bool receiver_core::post(std::uint32_t slot) noexcept {
     memory_slice slice{reinterpret_cast<std::uint64_t>(region_.bytes().data()) + std::uint64_t{slot} * stride_,
                        message_bytes_ + head_bytes_, region_.lkey()};
     if (pair_ != nullptr) return pair_->post_receive(*this, slot, slice);
-    table_entry* entry = srq_queue_->room() == 0 ? nullptr : srq_queue_->append(reactor_->table, true);
+    table_entry* entry =
+        srq_queue_->room() == 0 ? nullptr : srq_queue_->append(reactor_->table, true, entry_kind::receive);
     if (entry == nullptr) return false;
-    entry->kind = entry_kind::receive;
     entry->receiver = this;
     entry->slot = slot;
     ibv_recv_wr wr{.wr_id = entry->wr_id, .next = nullptr, .sg_list = reinterpret_cast<ibv_sge*>(&slice), .num_sge = 1};

@@ -11,16 +11,15 @@ namespace {
 
 constexpr std::uint32_t grh_bytes = 40;
 
-const char* verb_of(work_kind kind) noexcept {
-    switch (kind) {
-    case work_kind::send: return "send";
-    case work_kind::recv: return "recv";
-    case work_kind::write: return "rdma write";
-    case work_kind::read: return "rdma read";
-    case work_kind::fetch_add: return "fetch and add";
-    case work_kind::compare_swap: return "compare and swap";
+const char* verb_of(ibv_wr_opcode opcode) noexcept {
+    switch (opcode) {
+    case IBV_WR_RDMA_WRITE:
+    case IBV_WR_RDMA_WRITE_WITH_IMM: return "rdma write";
+    case IBV_WR_RDMA_READ: return "rdma read";
+    case IBV_WR_ATOMIC_FETCH_AND_ADD: return "fetch and add";
+    case IBV_WR_ATOMIC_CMP_AND_SWP: return "compare and swap";
+    default: return "send";
     }
-    return "";
 }
 
 } // namespace
@@ -34,8 +33,8 @@ void work_queue::revoke(reactor_core& reactor, table_entry& entry) noexcept {
 
 /// A send's completion says that all sends before it have completed; only unsignaled ones have none of their own.
 void work_queue::end_unsignaled_before(reactor_core& reactor, const table_entry& entry) noexcept {
-    for (table_entry* earlier = head_; earlier != &entry;) {
-        table_entry* next = earlier->next;
+    for (table_entry* earlier = first(); earlier != &entry;) {
+        auto* next = static_cast<table_entry*>(earlier->next);
         if (!earlier->signaled) end_entry(reactor, *earlier, nullptr, nullptr);
         earlier = next;
     }
@@ -61,30 +60,35 @@ void work_queue::end_operation(reactor_core& reactor, operation_state& operation
                                const completion_outcome& failure) noexcept {
     if (!operation.outcome_.failed) {
         operation.outcome_ = failure;
-        operation.outcome_.verb = verb_of(operation.requests_[operation.count_ - 1].kind);
+        const device_request* last = &operation.request_;
+        for (std::uint32_t i = 1; i < operation.count_; ++i) last = last->next();
+        operation.outcome_.verb = last->receives ? "recv" : verb_of(last->send.opcode);
     }
-    if (operation.cancelled_ != errc{} &&
+    if (operation.cancelled_ != 0 &&
         operation.outcome_.code == make_error_condition(errc::connection_reset)) // and not by a failure of its own
-        operation.outcome_.code = make_code(operation.cancelled_);
+        operation.outcome_.code = make_code(static_cast<errc>(operation.cancelled_));
+    operation.cancelled_ = 0;
     operation.phase_ = operation_phase::ended;
-    operation.last_ = nullptr;
     operation.unlink();
     reactor.ready.push(operation);
 }
 
 /// A signaled request of a chain may have lost its completion, and the chain is gone when its last has ended.
-inline void work_queue::forget_members(table_entry& last) noexcept {
-    for (table_entry* e = last.previous; e != nullptr && e->kind == entry_kind::member; e = e->previous)
-        e->kind = entry_kind::quiet;
+void work_queue::forget_members(table_entry& last) noexcept {
+    for (posting_order* e = last.previous; e != &order_; e = e->previous) {
+        auto& entry = static_cast<table_entry&>(*e);
+        if (entry.kind != entry_kind::member) break;
+        entry.kind = entry_kind::quiet;
+    }
 }
 
-inline void work_queue::free_entry(reactor_core& reactor, table_entry& entry) noexcept {
+void work_queue::free_entry(reactor_core& reactor, table_entry& entry) noexcept {
     unlink(entry);
     reactor.table.release(entry);
     ++room_;
 }
 
-inline void work_queue::succeed(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept {
+void work_queue::succeed(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept {
     operation_state& operation = *entry.operation;
     if (!sends_) {
         auto& out = operation.outcome_;
@@ -102,10 +106,10 @@ inline void work_queue::succeed(reactor_core& reactor, table_entry& entry, const
 }
 
 void work_queue::complete(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept {
-    if (&entry != head_ && sends_) end_unsignaled_before(reactor, entry);
+    if (&entry != first() && sends_) end_unsignaled_before(reactor, entry);
     if (wc.status != IBV_WC_SUCCESS) [[unlikely]] {
         fail(reactor, entry, wc);
-    } else if (entry.kind == entry_kind::awaited) [[likely]] {
+    } else if (entry.kind == entry_kind::awaited || entry.kind == entry_kind::receiving) {
         succeed(reactor, entry, wc);
     } else if (entry.kind == entry_kind::chain) {
         forget_members(entry);
@@ -113,7 +117,7 @@ void work_queue::complete(reactor_core& reactor, table_entry& entry, const ibv_w
     } else {
         end_entry(reactor, entry, &wc, nullptr);
     }
-    if (pair_ != nullptr && (!waiting.empty() || pair_->awaited())) pair_->want_attention();
+    if (watched) pair_->want_attention();
 }
 
 void work_queue::end_entry(reactor_core& reactor, table_entry& entry, const ibv_wc* wc,
@@ -121,6 +125,7 @@ void work_queue::end_entry(reactor_core& reactor, table_entry& entry, const ibv_
     switch (entry.kind) {
     case entry_kind::chain: forget_members(entry); [[fallthrough]];
     case entry_kind::awaited:
+    case entry_kind::receiving:
         // That it succeeded is known from its own completion alone; half a chain has failed when it was posted.
         end_operation(reactor, *entry.operation, failure != nullptr ? *failure : entry.operation->outcome_);
         break;
@@ -141,7 +146,7 @@ void work_queue::end_entry(reactor_core& reactor, table_entry& entry, const ibv_
 }
 
 void work_queue::end_all(reactor_core& reactor, const completion_outcome& failure) noexcept {
-    while (head_ != nullptr) end_entry(reactor, *head_, nullptr, &failure);
+    while (!empty()) end_entry(reactor, *first(), nullptr, &failure);
     unsignaled_ = 0;
 }
 

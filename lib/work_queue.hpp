@@ -19,51 +19,61 @@ class reactor_core;
 class work_queue {
   public:
     work_queue(queue_pair_core* pair, bool sends, std::uint32_t capacity) noexcept
-        : pair_(pair), capacity_(capacity), room_(capacity), sends_(sends) {}
+        : pair_(pair), capacity_(capacity), room_(capacity), sends_(sends) {
+        order_.previous = order_.next = &order_;
+    }
+    work_queue(const work_queue&) = delete;
+    work_queue& operator=(const work_queue&) = delete;
 
     std::uint32_t capacity() const noexcept { return capacity_; }
     std::uint32_t room() const noexcept { return room_; }
     void take(std::uint32_t places) noexcept { room_ -= places; }
     void give(std::uint32_t places) noexcept { room_ += places; }
-    bool empty() const noexcept { return head_ == nullptr; }
-    table_entry* last() const noexcept { return tail_; }
+    bool empty() const noexcept { return order_.next == &order_; }
+    /// Of those outstanding; there must be one.
+    table_entry* first() const noexcept { return static_cast<table_entry*>(order_.next); }
+    table_entry* last() const noexcept { return static_cast<table_entry*>(order_.previous); }
     std::uint64_t posted() const noexcept { return posted_; }
     std::uint32_t outstanding() const noexcept {
         std::uint32_t count = 0;
-        for (const table_entry* entry = head_; entry != nullptr; entry = entry->next) ++count;
+        for (const posting_order* entry = order_.next; entry != &order_; entry = entry->next) ++count;
         return count;
     }
     /// True when all up to this number have completed.
-    bool done(std::uint64_t sequence) const noexcept { return head_ == nullptr || head_->sequence > sequence; }
+    bool done(std::uint64_t sequence) const noexcept { return empty() || first()->sequence > sequence; }
 
     /// Whether the next send must carry the signaled flag although nobody asked: so that room always comes back.
     bool must_signal() const noexcept { return unsignaled_ + 1 >= (capacity_ / 2 > 1 ? capacity_ / 2 : 1); }
 
     /// True if there is something outstanding, of which the device will report nothing.
     bool silent() const noexcept {
-        const table_entry* entry = tail_;
-        while (entry != nullptr && !entry->signaled) entry = entry->previous;
-        return head_ != nullptr && entry == nullptr;
+        const posting_order* entry = order_.previous;
+        while (entry != &order_ && !static_cast<const table_entry*>(entry)->signaled) entry = entry->previous;
+        return !empty() && entry == &order_;
     }
 
     /// Takes an entry and appends it. Null: the table is full. Does not take room.
-    table_entry* append(operation_table& table, bool signaled) noexcept {
+    table_entry* append(operation_table& table, bool signaled, entry_kind kind) noexcept {
         table_entry* entry = table.acquire();
         if (entry == nullptr) [[unlikely]]
             return nullptr;
         entry->queue = this;
+        entry->kind = kind;
         entry->signaled = signaled;
         entry->sequence = ++posted_;
-        entry->next = nullptr;
-        entry->previous = tail_;
-        (tail_ != nullptr ? tail_->next : head_) = entry;
-        tail_ = entry;
+        entry->next = &order_;
+        entry->previous = order_.previous;
+        order_.previous->next = entry;
+        order_.previous = entry;
         unsignaled_ = signaled ? 0 : unsignaled_ + 1;
         return entry;
     }
     /// Undoes `append` of a request that was not posted. Does not give room.
     void revoke(reactor_core& reactor, table_entry& entry) noexcept;
 
+    /// What most completions are: that of the send which is next in order, awaited alone, and succeeded. False: not
+    /// one of those, and nothing has happened.
+    static bool complete_next(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept;
     /// The completion of one request of this queue, and with it that of the unsignaled sends before it.
     void complete(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept;
     /// Ends everything outstanding, in order. The device must have let go of it.
@@ -76,23 +86,24 @@ class work_queue {
 
     list<operation_state> waiting; ///< for room
     list<operation_state> batch;   ///< have room, wait for the flush
+    /// A completion may be what somebody waits for who is not its operation: for room, a flush or a drain.
+    bool watched = false;
 
   private:
-    static void forget_members(table_entry& last) noexcept;
+    void forget_members(table_entry& last) noexcept;
     void free_entry(reactor_core& reactor, table_entry& entry) noexcept;
     [[gnu::noinline]] void end_unsignaled_before(reactor_core& reactor, const table_entry& entry) noexcept;
     [[gnu::noinline]] void fail(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept;
     void succeed(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept;
     [[gnu::noinline]] void end_entry(reactor_core& reactor, table_entry& entry, const ibv_wc* wc,
                                      const completion_outcome* failure) noexcept;
-    void unlink(table_entry& entry) noexcept {
-        (entry.previous != nullptr ? entry.previous->next : head_) = entry.next;
-        (entry.next != nullptr ? entry.next->previous : tail_) = entry.previous;
+    static void unlink(const posting_order& entry) noexcept {
+        entry.previous->next = entry.next;
+        entry.next->previous = entry.previous;
     }
 
     queue_pair_core* pair_; ///< null: a shared receive queue
-    table_entry* head_ = nullptr;
-    table_entry* tail_ = nullptr;
+    posting_order order_;
     std::uint64_t posted_ = 0;
     std::uint32_t capacity_;
     std::uint32_t room_;

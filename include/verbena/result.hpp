@@ -83,7 +83,7 @@ class [[nodiscard]] result<void> {
     using value_type = void;
     using error_type = verbena::error;
 
-    result() noexcept = default;
+    result() noexcept {} // not defaulted, which would clear the room of the error first
     result(verbena::error e) noexcept : error_(std::move(e)) {}
 
     bool has_value() const noexcept { return !error_; }

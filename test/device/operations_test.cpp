@@ -365,6 +365,48 @@ TEST_CASE("operations: a fenced send carries what the read before it brought") {
     }());
 }
 
+TEST_CASE("operations: one is awaited again when it has ended, and a copy is as new") {
+    VERBENA_REQUIRE_DEVICE(device);
+    const auto mode = GENERATE(vb::post_mode::immediate, vb::post_mode::batched);
+    CAPTURE(mode == vb::post_mode::batched);
+    auto options = support::pair_options(4); // so that every second unsignaled send is signaled by the runtime
+    options.post_mode = mode;
+    fixture f(device, options);
+    f.run([&]() -> vb::task<> {
+        auto write = f.wire.left.write(f.here.slice(0, 8), f.there.remote(0, 8));
+        auto quiet = f.wire.left.write(f.here.slice(0, 8), f.there.remote(8, 8), {.signaled = false});
+        auto chain = f.wire.left.chain(
+            vb::write_request{.local = f.here.slice(0, 8), .remote = f.there.remote(16, 8)},
+            vb::write_request{.local = f.here.slice(0, 8), .remote = f.there.remote(24, 8), .signaled = false});
+        for (std::uint64_t round = 1; round <= 9; ++round) {
+            put_number(f.here.bytes().first(8), round);
+            (co_await write).value();
+            (co_await quiet).value();
+            (co_await chain).value();
+            CHECK(has_number(f.there.bytes().first(32), round));
+
+            put_number(f.here.bytes().first(8), round + 100);
+            auto again = write;
+            auto chained = chain;
+            auto [first, second, third] = co_await vb::when_all(write, std::move(again), std::move(chained));
+            first.value();
+            second.value();
+            third.value();
+            CHECK(number_at(f.there.bytes()) == round + 100);
+            CHECK(has_number(f.there.bytes().subspan(16, 16), round + 100));
+        }
+        // Failures, too, are of one time alone.
+        auto refused = f.wire.left.write(f.here.slice(0, 16), f.there.remote(0, 8));
+        for (int i = 0; i < 2; ++i) {
+            const auto error = (co_await refused).error();
+            CHECK(error == vb::errc::invalid_argument);
+        }
+        auto ended = co_await vb::with_timeout(write, std::chrono::nanoseconds{-1});
+        CHECK(ended.error() == vb::errc::timed_out);
+        (co_await write).value();
+    }());
+}
+
 TEST_CASE("operations: awaited from a coroutine type of one's own") {
     VERBENA_REQUIRE_DEVICE(device);
     fixture f(device);

@@ -20,7 +20,14 @@ using vb::detail::work_queue;
 namespace {
 
 struct operation : vb::detail::operation_state {
-    operation(const vb::work_request* requests, std::uint32_t count) : operation_state(nullptr, requests, count, {}) {}
+    explicit operation(std::uint16_t count = 1) : operation_state(nullptr, count) {
+        describe(request_, vb::work_request{});
+        for (auto* last = &request_; auto& other : others) {
+            describe(other, vb::work_request{});
+            last = last->link(other);
+        }
+    }
+    std::array<vb::detail::device_request, 2> others; ///< of a chain of up to three
     using operation_state::failure;
     using operation_state::outcome_;
     using operation_state::phase_;
@@ -32,10 +39,9 @@ struct fixture {
     work_queue queue{nullptr, true, 8};
 
     table_entry& post(bool signaled, entry_kind kind = entry_kind::quiet, operation* o = nullptr) {
-        table_entry* entry = queue.append(reactor.table, signaled);
+        table_entry* entry = queue.append(reactor.table, signaled, kind);
         REQUIRE(entry != nullptr);
         queue.take(1);
-        entry->kind = kind;
         entry->operation = o;
         return *entry;
     }
@@ -87,11 +93,11 @@ TEST_CASE("work queue: half of the places may go unsignaled, no more") {
         work_queue queue(nullptr, true, capacity);
         std::uint32_t unsignaled = 0;
         while (!queue.must_signal() && unsignaled <= capacity) {
-            queue.append(f.reactor.table, false);
+            queue.append(f.reactor.table, false, entry_kind::quiet);
             ++unsignaled;
         }
         CHECK(unsignaled == run);
-        table_entry* signaled = queue.append(f.reactor.table, true);
+        table_entry* signaled = queue.append(f.reactor.table, true, entry_kind::quiet);
         CHECK(queue.must_signal() == (run == 0));
         // One that was refused tells nothing about those before it.
         queue.revoke(f.reactor, *signaled);
@@ -102,7 +108,7 @@ TEST_CASE("work queue: half of the places may go unsignaled, no more") {
 TEST_CASE("work queue: a request that was not posted leaves no trace") {
     fixture f;
     table_entry& first = f.post(true);
-    table_entry* refused = f.queue.append(f.reactor.table, true);
+    table_entry* refused = f.queue.append(f.reactor.table, true, entry_kind::quiet);
     table_entry& last = f.post(true);
     const auto number = refused->wr_id;
     f.queue.revoke(f.reactor, *refused);
@@ -118,8 +124,7 @@ TEST_CASE("work queue: a request that was not posted leaves no trace") {
 
 TEST_CASE("work queue: an operation ends with its completion, through the ready list") {
     fixture f;
-    const vb::work_request request;
-    operation o(&request, 1);
+    operation o;
     o.phase_ = operation_phase::posted;
     table_entry& entry = f.post(true, entry_kind::awaited, &o);
     CHECK(f.reactor.ready.empty());
@@ -132,8 +137,7 @@ TEST_CASE("work queue: an operation ends with its completion, through the ready 
 
 TEST_CASE("work queue: a chain ends with its last request, and with the first failure") {
     fixture f;
-    const std::array<vb::work_request, 3> requests{};
-    operation o(requests.data(), 3);
+    operation o(3);
     o.phase_ = operation_phase::posted;
     table_entry& first = f.post(false, entry_kind::member, &o);
     table_entry& second = f.post(false, entry_kind::member, &o);
@@ -150,8 +154,7 @@ TEST_CASE("work queue: a chain ends with its last request, and with the first fa
 
 TEST_CASE("work queue: what is outstanding ends in order, what waits after it") {
     fixture f;
-    const vb::work_request request;
-    operation posted(&request, 1), batched(&request, 1), waiting(&request, 1);
+    operation posted, batched, waiting;
     posted.phase_ = operation_phase::posted;
     f.post(true, entry_kind::awaited, &posted);
     f.post(false);

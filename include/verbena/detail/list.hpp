@@ -8,35 +8,37 @@ class list_node {
     list_node() noexcept = default;
     list_node(const list_node&) = delete;
     list_node& operator=(const list_node&) = delete;
-    ~list_node() {
-        if (linked()) unlink();
-    }
+    ~list_node() { unlink(); }
 
-    bool linked() const noexcept { return next_ != this; }
+    bool linked() const noexcept { return next_ != nullptr; }
     void unlink() noexcept {
-        previous_->next_ = next_;
-        next_->previous_ = previous_;
-        previous_ = next_ = this;
+        if (linked()) cut();
     }
 
   private:
     template <class T>
     friend class list;
 
-    list_node* previous_ = this;
-    list_node* next_ = this;
+    void cut() noexcept {
+        previous_->next_ = next_;
+        next_->previous_ = previous_;
+        next_ = nullptr;
+    }
+
+    list_node* previous_; // with `next_`
+    list_node* next_ = nullptr;
 };
 
 /// A FIFO of nodes derived from `list_node`; owns none of them.
 template <class T>
 class list {
   public:
-    list() noexcept = default;
+    list() noexcept { head_.previous_ = head_.next_ = &head_; }
     ~list() {
         while (!empty()) pop_front();
     }
 
-    bool empty() const noexcept { return !head_.linked(); }
+    bool empty() const noexcept { return head_.next_ == &head_; }
     T& front() const noexcept { return static_cast<T&>(*head_.next_); }
     T& back() const noexcept { return static_cast<T&>(*head_.previous_); }
     void push_back(T& node) noexcept {
@@ -47,7 +49,7 @@ class list {
     }
     T& pop_front() noexcept {
         T& node = front();
-        static_cast<list_node&>(node).unlink();
+        static_cast<list_node&>(node).cut();
         return node;
     }
     /// Moves all of `other` behind what is here.

@@ -2,14 +2,14 @@
 
 #include <verbena/detail/ready.hpp>
 #include <verbena/result.hpp>
+#include <verbena/verbs/memory_region.hpp>
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <system_error>
 
 namespace verbena {
-
-struct work_request;
-
 namespace detail {
 
 class queue_pair_core;
@@ -58,39 +58,81 @@ struct completion_outcome {
     const char* note;
 };
 
-/// What the program's compiler knows of a single request: whether it is a signaled send, write or read without fault,
-/// inline data or destination, and how the device is told of it.
-struct direct_post {
-    bool possible = false;
-    std::uint8_t flags = 0;
-    std::uint16_t opcode = 0;
+/// How a request is posted, as far as its queue pair has no say.
+enum class post_way : std::uint8_t {
+    direct, ///< with `direct_with`: a signaled send, write or read of so many slices, without inline data or destination
+    checked = 100,
+    inline_receives, ///< from here on: mistakes
+    remote_too_short,
+    no_atomic,
 };
+constexpr post_way direct_with(std::uint32_t slices) noexcept { return static_cast<post_way>(slices); }
 
-/// The part of an awaiter that the runtime knows.
+/// A work request as the device reads it, made where its operation is, so that a post only gives it its number.
+struct device_request {
+    device_request() noexcept {}
+    device_request(const device_request& other) noexcept {
+        std::memcpy(static_cast<void*>(this), &other, sizeof *this);
+        if (receives) {
+            receive.next = nullptr;
+            if (receive.sg_list == other.own()) receive.sg_list = own();
+        } else {
+            send.next = nullptr;
+            if (send.sg_list == other.own()) send.sg_list = own();
+        }
+    }
+    device_request& operator=(const device_request&) = delete;
+
+    /// The next of its chain.
+    device_request* next() const noexcept { return reinterpret_cast<device_request*>(send.next); }
+    device_request* link(device_request& following) noexcept {
+        send.next = &following.send;
+        return &following;
+    }
+
+    union {
+        ibv_send_wr send;
+        ibv_recv_wr receive; ///< with `receives`
+    };
+    union {
+        memory_slice held[4];
+    };
+    post_way way;
+    bool receives;
+    bool signaled; ///< as asked for
+
+  private:
+    ibv_sge* own() const noexcept { return reinterpret_cast<ibv_sge*>(const_cast<memory_slice*>(held)); }
+};
+static_assert(offsetof(device_request, send) == 0);
+
+/// The part of the awaiter of a work request that the runtime knows.
 class operation_state : public ready_node {
   public:
-    operation_state(queue_pair_core* qp, const work_request* requests, std::uint32_t count, direct_post direct) noexcept
-        : requests_(requests), qp_(qp), count_(count), direct_(direct) {}
     ~operation_state() {
         if (phase_ != operation_phase::ended && phase_ != operation_phase::idle) leave();
     }
+    operation_state& operator=(const operation_state&) = delete;
 
     /// One that is posted takes its queue pair with it, and ends when that was flushed.
     VERBENA_API void cancel(errc cause, list<ready_node>& woken) noexcept;
 
   protected:
+    operation_state(queue_pair_core* qp, std::uint16_t count) noexcept : qp_(qp), count_(count) {}
+    /// The description alone: a copy has not been awaited.
+    operation_state(const operation_state& other) noexcept
+        : ready_node(), qp_(other.qp_), count_(other.count_), request_(other.request_) {}
+
     VERBENA_API static bool submit(operation_state& operation) noexcept;
     bool succeeded() const noexcept { return !outcome_.failed; }
     VERBENA_API error failure() const;
 
-    const work_request* requests_;
     queue_pair_core* qp_;
-    table_entry* last_ = nullptr; ///< while posted: the entry of its last request
-    std::uint32_t count_;
-    operation_phase phase_ = operation_phase::idle;
-    errc cancelled_{}; ///< why, if that is what ends it
-    direct_post direct_;
+    std::uint16_t count_;                           ///< of requests, linked by `next`
+    operation_phase phase_ = operation_phase::idle; ///< or `ended`, from the last time
+    std::uint8_t cancelled_ = 0;                    ///< an `errc`: why, if that is what ends it
     completion_outcome outcome_;
+    device_request request_; ///< the first
 
   private:
     friend class queue_pair_core;

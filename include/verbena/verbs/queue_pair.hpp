@@ -115,53 +115,63 @@ class VERBENA_API queue_pair {
     /// UD: to RTR and RTS, accepting datagrams that carry this key.
     result<void> activate(std::uint32_t qkey);
 
-    send_operation send(const slice_list& local, send_options options = {}) const noexcept {
-        return {core_.get(), request(work_kind::send, local, options)};
+    template <std::convertible_to<slice_list> Slices = slice_list>
+    send_operation send(const Slices& local, const send_options& options = detail::default_options) const noexcept {
+        return operation<send_operation>(work_kind::send, local, options);
     }
     send_operation send(memory_slice first, memory_slice second,
                         std::same_as<memory_slice> auto... rest) const noexcept {
         return send(std::array{first, second, rest...});
     }
-    send_operation send_with_immediate(const slice_list& local, std::uint32_t immediate,
-                                       send_options options = {}) const noexcept {
-        return {core_.get(), request(work_kind::send, local, options, immediate)};
+    template <std::convertible_to<slice_list> Slices = slice_list>
+    send_operation send_with_immediate(const Slices& local, std::uint32_t immediate,
+                                       const send_options& options = detail::default_options) const noexcept {
+        return operation<send_operation>(work_kind::send, local, options, detail::no_remote, immediate);
     }
     /// UD.
-    send_operation send_to(const ud_destination& to, const slice_list& local,
-                           send_options options = {}) const noexcept {
-        work_request work = request(work_kind::send, local, options);
-        work.to = to;
-        return {core_.get(), work};
+    template <std::convertible_to<slice_list> Slices = slice_list>
+    send_operation send_to(const ud_destination& to, const Slices& local,
+                           const send_options& options = detail::default_options) const noexcept {
+        return operation<send_operation>(work_kind::send, local, options, detail::no_remote, {}, to);
     }
     /// UD: the first 40 bytes of the list receive the GRH; `byte_len` does not count them.
-    recv_operation recv(const slice_list& local) const noexcept { return {core_.get(), recv_request{local}}; }
+    template <std::convertible_to<slice_list> Slices = slice_list>
+    recv_operation recv(const Slices& local) const noexcept {
+        return operation<recv_operation>(work_kind::recv, local);
+    }
     recv_operation recv(memory_slice first, memory_slice second,
                         std::same_as<memory_slice> auto... rest) const noexcept {
         return recv(std::array{first, second, rest...});
     }
-    write_operation write(const slice_list& local, remote_slice remote, send_options options = {}) const noexcept {
-        return {core_.get(), request(work_kind::write, local, options, {}, remote)};
+    template <std::convertible_to<slice_list> Slices = slice_list>
+    write_operation write(const Slices& local, const remote_slice& remote,
+                          const send_options& options = detail::default_options) const noexcept {
+        return operation<write_operation>(work_kind::write, local, options, remote);
     }
-    write_operation write_with_immediate(const slice_list& local, remote_slice remote, std::uint32_t immediate,
-                                         send_options options = {}) const noexcept {
-        return {core_.get(), request(work_kind::write, local, options, immediate, remote)};
+    template <std::convertible_to<slice_list> Slices = slice_list>
+    write_operation write_with_immediate(const Slices& local, const remote_slice& remote, std::uint32_t immediate,
+                                         const send_options& options = detail::default_options) const noexcept {
+        return operation<write_operation>(work_kind::write, local, options, remote, immediate);
     }
-    read_operation read(const slice_list& local, remote_slice remote) const noexcept {
-        return {core_.get(), read_request{.local = local, .remote = remote}};
+    template <std::convertible_to<slice_list> Slices = slice_list>
+    read_operation read(const Slices& local, const remote_slice& remote) const noexcept {
+        return operation<read_operation>(work_kind::read, local, detail::default_options, remote);
     }
     /// `local`: 8 bytes for the value before; `remote`: 8 bytes, aligned to 8.
-    fetch_add_operation fetch_add(memory_slice local, remote_slice remote, std::uint64_t add) const noexcept {
-        return {core_.get(), fetch_add_request{.local = local, .remote = remote, .add = add}};
+    fetch_add_operation fetch_add(memory_slice local, const remote_slice& remote, std::uint64_t add) const noexcept {
+        return operation<fetch_add_operation>(work_kind::fetch_add, local, detail::default_options, remote, {}, {},
+                                              {.compare_add = add});
     }
-    compare_swap_operation compare_swap(memory_slice local, remote_slice remote, std::uint64_t expected,
+    compare_swap_operation compare_swap(memory_slice local, const remote_slice& remote, std::uint64_t expected,
                                         std::uint64_t desired) const noexcept {
-        return {core_.get(),
-                compare_swap_request{.local = local, .remote = remote, .expected = expected, .desired = desired}};
+        return operation<compare_swap_operation>(work_kind::compare_swap, local, detail::default_options, remote, {},
+                                                 {}, {.compare_add = expected, .swap = desired});
     }
     /// `qp.chain(write_request{…}, send_request{…})`: the `signaled` of all but the last is disregarded; no receives.
     template <std::convertible_to<work_request>... Requests>
+        requires(sizeof...(Requests) > 0)
     chain_operation<sizeof...(Requests)> chain(const Requests&... requests) const noexcept {
-        return {core_.get(), std::array<work_request, sizeof...(Requests)>{static_cast<work_request>(requests)...}};
+        return chain_operation<sizeof...(Requests)>(core_.get(), requests...);
     }
     /// Awaits the unsignaled sends posted so far. If no later signaled request is on its way it posts a zero-length
     /// RDMA write, which needs `access_flags::remote_write` at the peer's queue pair.
@@ -205,19 +215,13 @@ class VERBENA_API queue_pair {
   private:
     friend struct detail::access;
     explicit queue_pair(std::unique_ptr<detail::queue_pair_core> core) noexcept;
-    static work_request request(work_kind kind, const slice_list& local, send_options options,
-                                std::optional<std::uint32_t> immediate = {}, remote_slice remote = {}) noexcept {
-        return {.kind = kind,
-                .has_immediate = immediate.has_value(),
-                .signaled = options.signaled,
-                .solicited = options.solicited,
-                .fence = options.fence,
-                .immediate = immediate.value_or(0),
-                .local = local,
-                .remote = remote,
-                .to = {}};
+    template <class Operation, class Slices>
+    Operation operation(work_kind kind, const Slices& local, const send_options& options = detail::default_options,
+                        const remote_slice& remote = detail::no_remote,
+                        const std::optional<std::uint32_t>& immediate = {}, const ud_destination& to = {},
+                        const detail::atomic_operands& atomic = {}) const noexcept {
+        return Operation(core_.get(), kind, detail::held_by(local), options, immediate, remote, to, atomic);
     }
-
     std::unique_ptr<detail::queue_pair_core> core_;
 };
 

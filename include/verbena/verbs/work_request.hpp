@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -34,22 +35,29 @@ class slice_list {
   public:
     static constexpr std::size_t held = 4;
 
-    slice_list() noexcept = default;
-    slice_list(memory_slice slice) noexcept : held_{slice}, size_(1) {}
+    slice_list() noexcept : slice_list(memory_slice{}) { size_ = 0; }
+    slice_list(memory_slice slice) noexcept : size_(1) { new (bytes_.data()) memory_slice(slice); }
     template <std::size_t N>
         requires(N <= held)
-    slice_list(const std::array<memory_slice, N>& slices) noexcept : size_(N) {
-        for (std::size_t i = 0; i < N; ++i) held_[i] = slices[i];
+    slice_list(const std::array<memory_slice, N>& slices) noexcept : slice_list() {
+        size_ = N;
+        if constexpr (N > 0) std::memcpy(bytes_.data(), slices.data(), sizeof slices);
     }
-    slice_list(std::span<const memory_slice> slices) noexcept
-        : far_(slices.data()), size_(static_cast<std::uint32_t>(slices.size())) {}
+    slice_list(std::span<const memory_slice> slices) noexcept : slice_list() {
+        far_ = slices.data();
+        size_ = static_cast<std::uint32_t>(slices.size());
+    }
     slice_list(inline_data data) noexcept
-        : held_{memory_slice{reinterpret_cast<std::uint64_t>(data.bytes().data()),
-                             static_cast<std::uint32_t>(data.bytes().size()), 0}},
-          size_(1), inlined_(true) {}
+        : slice_list(memory_slice{reinterpret_cast<std::uint64_t>(data.bytes().data()),
+                                  static_cast<std::uint32_t>(data.bytes().size()), 0}) {
+        inlined_ = true;
+    }
 
-    const memory_slice* data() const noexcept { return far_ != nullptr ? far_ : held_.data(); }
+    const memory_slice* data() const noexcept {
+        return far_ != nullptr ? far_ : std::launder(reinterpret_cast<const memory_slice*>(bytes_.data()));
+    }
     std::uint32_t size() const noexcept { return size_; }
+    bool far() const noexcept { return far_ != nullptr; }
     bool inlined() const noexcept { return inlined_; }
     std::uint64_t bytes() const noexcept {
         if (size_ == 1) [[likely]]
@@ -60,9 +68,10 @@ class slice_list {
     }
 
   private:
-    std::array<memory_slice, held> held_{};
+    // Slices that are not there are never written: a list is made for every operation.
+    alignas(memory_slice) std::array<std::byte, held * sizeof(memory_slice)> bytes_;
     const memory_slice* far_ = nullptr;
-    std::uint32_t size_ = 0;
+    std::uint32_t size_;
     bool inlined_ = false;
 };
 
@@ -212,37 +221,103 @@ struct received {
 /// @cond internal
 namespace detail {
 
-inline ibv_wr_opcode opcode_of(const work_request& request) noexcept {
-    switch (request.kind) {
-    case work_kind::write: return request.has_immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
-    case work_kind::read: return IBV_WR_RDMA_READ;
-    case work_kind::fetch_add: return IBV_WR_ATOMIC_FETCH_AND_ADD;
-    case work_kind::compare_swap: return IBV_WR_ATOMIC_CMP_AND_SWP;
-    default: return request.has_immediate ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND;
+/// One slice as it is: what is copied into a coroutine's frame is stored there, whoever reads it.
+inline const memory_slice& held_by(const memory_slice& slice) noexcept { return slice; }
+inline const slice_list& held_by(const slice_list& list) noexcept { return list; }
+template <class Slices>
+slice_list held_by(const Slices& slices) noexcept {
+    return slices;
+}
+
+struct atomic_operands {
+    std::uint64_t compare_add = 0;
+    std::uint64_t swap = 0;
+};
+
+/// Fills `request`, which is nothing yet. `local`: a `slice_list`, or one slice.
+template <class Slices>
+void describe(device_request& request, work_kind kind, const Slices& local, const send_options& options,
+              const std::optional<std::uint32_t>& immediate, const remote_slice& remote, const ud_destination& to = {},
+              const atomic_operands& atomic = {}) noexcept {
+    const memory_slice* slices = request.held;
+    std::uint32_t count = 1;
+    std::uint64_t bytes = 0;
+    bool inlined = false;
+    if constexpr (std::same_as<Slices, memory_slice>) {
+        request.held[0] = local;
+        bytes = local.length;
+    } else {
+        count = local.size();
+        bytes = local.bytes();
+        inlined = local.inlined();
+        if (local.far())
+            slices = local.data();
+        else
+            for (std::uint32_t i = 0; i < count; ++i) request.held[i] = local.data()[i];
     }
+    auto* const list = reinterpret_cast<ibv_sge*>(const_cast<memory_slice*>(slices)); // libibverbs knows no const
+    request.receives = kind == work_kind::recv;
+    request.signaled = options.signaled;
+    if (request.receives) {
+        request.receive.next = nullptr;
+        request.receive.sg_list = list;
+        request.receive.num_sge = static_cast<int>(count);
+        request.way = inlined ? post_way::inline_receives : post_way::checked;
+        return;
+    }
+    ibv_send_wr& wr = request.send;
+    wr.next = nullptr;
+    wr.sg_list = list;
+    wr.num_sge = static_cast<int>(count);
+    wr.send_flags = (options.signaled ? unsigned{IBV_SEND_SIGNALED} : 0) |
+                    (options.solicited ? unsigned{IBV_SEND_SOLICITED} : 0) |
+                    (options.fence ? unsigned{IBV_SEND_FENCE} : 0) | (inlined ? unsigned{IBV_SEND_INLINE} : 0);
+    wr.imm_data = __builtin_bswap32(immediate.value_or(0));
+    post_way way = options.signaled && !inlined && count <= slice_list::held ? direct_with(count) : post_way::checked;
+    if (kind == work_kind::send) {
+        wr.opcode = immediate ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND;
+        wr.wr.ud.ah = to.native_handle();
+        wr.wr.ud.remote_qpn = to.qp_num();
+        wr.wr.ud.remote_qkey = to.qkey();
+        if (to.native_handle() != nullptr) way = post_way::checked;
+    } else if (kind == work_kind::write || kind == work_kind::read) {
+        const bool reads = kind == work_kind::read;
+        wr.opcode = reads ? IBV_WR_RDMA_READ : immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
+        wr.wr.rdma.remote_addr = remote.address;
+        wr.wr.rdma.rkey = remote.rkey;
+        if (reads && inlined) way = post_way::inline_receives;
+        if (bytes > remote.length) way = post_way::remote_too_short;
+    } else {
+        wr.opcode = kind == work_kind::fetch_add ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_ATOMIC_CMP_AND_SWP;
+        wr.wr.atomic.remote_addr = remote.address;
+        wr.wr.atomic.rkey = remote.rkey;
+        wr.wr.atomic.compare_add = atomic.compare_add;
+        wr.wr.atomic.swap = atomic.swap;
+        const bool fits = count == 1 && bytes == 8 && remote.length == 8 && remote.address % 8 == 0;
+        way = fits ? post_way::checked : post_way::no_atomic;
+    }
+    request.way = way;
 }
 
-inline unsigned flags_of(const work_request& request, bool signaled) noexcept {
-    return (signaled ? unsigned{IBV_SEND_SIGNALED} : 0) | (request.solicited ? unsigned{IBV_SEND_SOLICITED} : 0) |
-           (request.fence ? unsigned{IBV_SEND_FENCE} : 0) | (request.local.inlined() ? unsigned{IBV_SEND_INLINE} : 0);
+inline void describe(device_request& request, const work_request& r) noexcept {
+    describe(request, r.kind, r.local, {.signaled = r.signaled, .solicited = r.solicited, .fence = r.fence},
+             r.has_immediate ? std::optional(r.immediate) : std::nullopt, r.remote, r.to, {r.compare_add, r.swap});
 }
 
-inline direct_post direct_post_of(const work_request& request) noexcept {
-    const bool remote = request.kind == work_kind::write || request.kind == work_kind::read;
-    return {.possible = (remote || request.kind == work_kind::send) && request.signaled && !request.local.inlined() &&
-                        request.to.native_handle() == nullptr &&
-                        (!remote || request.local.bytes() <= request.remote.length),
-            .flags = static_cast<std::uint8_t>(flags_of(request, true)),
-            .opcode = static_cast<std::uint16_t>(opcode_of(request))};
-}
+inline constexpr send_options default_options{};
+inline constexpr remote_slice no_remote{};
 
-/// The awaiter of every work request: immovable, in the coroutine frame; the table entry names it, so that no
-/// allocation is needed. Destroying it while the request is posted ends the connection (see queue_pair.hpp).
+/// The awaitable and awaiter of every work request: the table entry names it, so that no allocation is needed.
+/// Destroying it while the request is posted ends the connection (see queue_pair.hpp).
 template <class Result>
-class work_awaiter : public operation_state {
+class work_operation : public operation_state {
   public:
-    work_awaiter(queue_pair_core* qp, const work_request& request, direct_post direct) noexcept
-        : operation_state(qp, &request_, 1, direct), request_(request) {}
+    using result_type = result<Result>;
+
+    template <class... Description>
+    explicit work_operation(queue_pair_core* qp, const Description&... description) noexcept : operation_state(qp, 1) {
+        describe(request_, description...);
+    }
 
     bool await_ready() const noexcept { return false; }
     bool await_suspend(std::coroutine_handle<> waiting) noexcept {
@@ -259,49 +334,10 @@ class work_awaiter : public operation_state {
                             .source_qp = outcome_.source_qp};
         else {
             std::uint64_t before; // the caller's memory need not be aligned
-            std::memcpy(&before, request_.local.data()->bytes().data(), sizeof before);
+            std::memcpy(&before, request_.held[0].bytes().data(), sizeof before);
             return before;
         }
     }
-
-  private:
-    work_request request_;
-};
-
-template <class Result>
-class work_operation {
-  public:
-    using result_type = result<Result>;
-    work_operation(queue_pair_core* qp, const work_request& request) noexcept
-        : qp_(qp), request_(request), direct_(direct_post_of(request)) {}
-    work_awaiter<Result> operator co_await() && noexcept { return {qp_, request_, direct_}; }
-
-  private:
-    queue_pair_core* qp_;
-    work_request request_;
-    direct_post direct_; // of what the compiler still sees here
-};
-
-template <std::size_t N>
-class chain_awaiter : public operation_state {
-  public:
-    chain_awaiter(queue_pair_core* qp, const std::array<work_request, N>& requests) noexcept
-        : operation_state(qp, nullptr, N, {}), requests_(requests) {
-        operation_state::requests_ = requests_.data();
-    }
-
-    bool await_ready() const noexcept { return false; }
-    bool await_suspend(std::coroutine_handle<> waiting) noexcept {
-        continuation = waiting;
-        return submit(*this);
-    }
-    result<void> await_resume() const {
-        if (!succeeded()) return failure();
-        return {};
-    }
-
-  private:
-    std::array<work_request, N> requests_;
 };
 
 class flush_awaiter : public flush_state {
@@ -321,7 +357,8 @@ class flush_awaiter : public flush_state {
 } // namespace detail
 /// @endcond
 
-// An operation describes what to post; awaiting it posts. Operations are trivially copyable and may be passed around.
+// An operation describes what to post; awaiting it posts, from where it is. It may be passed around, copied and kept, and
+// awaited again when it has ended; while it is awaited it must stay. A copy has not been awaited.
 //
 // Completes when   the request's completion was polled; an unsignaled one when it was posted.
 // In flight        any number; beyond the queue's capacity they wait in the order they were awaited.
@@ -358,16 +395,37 @@ class [[nodiscard]] compare_swap_operation : public detail::work_operation<std::
 /// N requests of the send queue, posted by one call in this order, of which the last is signaled and awaited. Takes N
 /// places of the queue at once. Fails with the first failure among them.
 template <std::size_t N>
-class [[nodiscard]] chain_operation {
+    requires(N > 0 && N <= UINT16_MAX)
+class [[nodiscard]] chain_operation : public detail::operation_state {
   public:
     using result_type = result<void>;
-    chain_operation(detail::queue_pair_core* qp, const std::array<work_request, N>& requests) noexcept
-        : qp_(qp), requests_(requests) {}
-    detail::chain_awaiter<N> operator co_await() && noexcept { return {qp_, requests_}; }
+    template <class First, class... Requests>
+    explicit chain_operation(detail::queue_pair_core* qp, const First& first, const Requests&... requests) noexcept
+        : operation_state(qp, N) {
+        describe(request_, static_cast<work_request>(first));
+        [[maybe_unused]] auto* next = others_.data();
+        (describe(*next++, static_cast<work_request>(requests)), ...);
+        if (request_.way < detail::post_way::checked) request_.way = detail::post_way::checked;
+        link();
+    }
+    chain_operation(const chain_operation& other) noexcept : operation_state(other), others_(other.others_) { link(); }
+
+    bool await_ready() const noexcept { return false; }
+    bool await_suspend(std::coroutine_handle<> waiting) noexcept {
+        continuation = waiting;
+        return submit(*this);
+    }
+    result<void> await_resume() const {
+        if (!succeeded()) return failure();
+        return {};
+    }
 
   private:
-    detail::queue_pair_core* qp_;
-    std::array<work_request, N> requests_;
+    void link() noexcept {
+        detail::device_request* last = &request_;
+        for (auto& request : others_) last = last->link(request);
+    }
+    std::array<detail::device_request, N - 1> others_;
 };
 
 /// Ends when the buffers of all sends posted before it are the caller's again.
@@ -411,9 +469,5 @@ class [[nodiscard]] drain_operation {
     detail::queue_pair_core* qp_;
     bool destroys_;
 };
-
-static_assert(std::is_trivially_copyable_v<send_operation> && std::is_trivially_copyable_v<recv_operation> &&
-              std::is_trivially_copyable_v<fetch_add_operation> && std::is_trivially_copyable_v<chain_operation<2>> &&
-              std::is_trivially_copyable_v<flush_operation>);
 
 } // namespace verbena
