@@ -8,8 +8,8 @@ namespace verbena::detail {
 
 struct context_state;
 
-/// What a reactor drains after its descriptor was reported, and not before: it puts itself on the reactor's list, in `ready`, and
-/// anew if its budget did not suffice.
+/// What a reactor drains after its descriptor was reported, and not before: it puts itself on the reactor's list, in
+/// `ready`, and anew if its budget did not suffice.
 class readable_source : public watch, public list_node {
   public:
     virtual int fd() const noexcept = 0;

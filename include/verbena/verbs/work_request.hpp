@@ -357,7 +357,7 @@ class flush_awaiter : public flush_state {
 } // namespace detail
 /// @endcond
 
-// An operation describes what to post; awaiting it posts, from where it is. It may be passed around, copied and kept, and
+// An operation describes what to post; awaiting it posts, from where it is. It may be passed around, copied, kept, and
 // awaited again when it has ended; while it is awaited it must stay. A copy has not been awaited.
 //
 // Completes when   the request's completion was polled; an unsignaled one when it was posted.
