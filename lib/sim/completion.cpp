@@ -201,14 +201,10 @@ int req_notify_cq(ibv_cq* cq, int solicited_only) {
     return 0;
 }
 
-} // namespace verbena::sim
-
-using namespace verbena::sim;
-
 namespace {
 
 /// Both providers take 2^k - 1.
-std::uint32_t rounded(int entries) { return std::bit_ceil(static_cast<std::uint32_t>(entries) + 1) - 1; }
+std::uint32_t rounded(std::uint32_t entries) { return std::bit_ceil(entries + 1) - 1; }
 
 void wait_for(pthread_mutex_t& mutex, pthread_cond_t& changed, auto&& done) {
     pthread_mutex_lock(&mutex);
@@ -216,7 +212,62 @@ void wait_for(pthread_mutex_t& mutex, pthread_cond_t& changed, auto&& done) {
     pthread_mutex_unlock(&mutex);
 }
 
+int start_poll(ibv_cq_ex*, ibv_poll_cq_attr*) { return EOPNOTSUPP; }
+
+ibv_cq* create_queue(ibv_context* context, const ibv_cq_init_attr_ex& wanted) {
+    device& d = device_of(context);
+    auto* ch = static_cast<channel*>(wanted.channel);
+    if (wanted.cqe < 1 || wanted.cqe > static_cast<std::uint32_t>(d.kind.max_cqe) ||
+        wanted.comp_vector >= comp_vectors || (ch != nullptr && (!usable(ch) || ch->context != context)))
+        return fail_with<ibv_cq>(EINVAL);
+    auto cq = std::make_unique<completion_queue>();
+    if (!cq->ring.make(rounded(wanted.cqe))) return fail_with<ibv_cq>(ENOMEM);
+    cq->context = context;
+    cq->channel = ch;
+    cq->cq_context = wanted.cq_context;
+    cq->cqe = static_cast<int>(cq->ring.capacity());
+    pthread_mutex_init(&cq->mutex, nullptr);
+    pthread_cond_init(&cq->cond, nullptr);
+    cq->magic = alive;
+    cq->dev = &d;
+    const locked guard(d);
+    if (!answers(*state_of(context))) return fail_with<ibv_cq>(EIO);
+    cq->handle = ++d.last_handle;
+    if (ch != nullptr) ++ch->refcnt;
+    state_of(context)->queues.push_back(cq.get());
+    return cq.release();
+}
+
 } // namespace
+
+ibv_cq_ex* create_cq_ex(ibv_context* context, ibv_cq_init_attr_ex* wanted) {
+    if (const auto f = fault_of(device_of(context), "ibv_create_cq_ex")) return fail_with<ibv_cq_ex>(f->value);
+    const auto flags = (wanted->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS) != 0 ? wanted->flags : 0;
+    if ((wanted->wc_flags & ~std::uint64_t{IBV_WC_STANDARD_FLAGS}) != 0 ||
+        (wanted->comp_mask & ~std::uint32_t{IBV_CQ_INIT_ATTR_MASK_FLAGS}) != 0 ||
+        (flags & ~std::uint32_t{IBV_CREATE_CQ_ATTR_SINGLE_THREADED}) != 0)
+        return fail_with<ibv_cq_ex>(EOPNOTSUPP);
+    auto* cq = reinterpret_cast<ibv_cq_ex*>(create_queue(context, *wanted));
+    if (cq != nullptr) cq->start_poll = start_poll;
+    return cq;
+}
+
+// Takes the numbers, as mlx5 does or not at all, and raises every event at once all the same.
+int modify_cq(ibv_cq* cq, ibv_modify_cq_attr* wanted) {
+    auto* queue = static_cast<completion_queue*>(cq);
+    if (!usable(queue)) return EINVAL;
+    device& d = *queue->dev;
+    if (const auto f = fault_of(d, "ibv_modify_cq")) return answer(*f, convention::positive_errno);
+    if (d.kind.moderation.max_cq_count == 0) return EOPNOTSUPP;
+    if (wanted->attr_mask != IBV_CQ_ATTR_MODERATE || wanted->moderate.cq_period > d.kind.moderation.max_cq_period)
+        return EINVAL;
+    const locked guard(d);
+    return answers(*state_of(cq->context)) ? 0 : EIO;
+}
+
+} // namespace verbena::sim
+
+using namespace verbena::sim;
 
 extern "C" {
 
@@ -251,28 +302,13 @@ int ibv_destroy_comp_channel(ibv_comp_channel* channel_handle) {
 
 ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* cq_context, ibv_comp_channel* channel_handle,
                       int comp_vector) {
-    device& d = device_of(context);
-    if (const auto f = fault_of(d, "ibv_create_cq")) return fail_with<ibv_cq>(f->value);
-    auto* ch = static_cast<channel*>(channel_handle);
-    if (entries < 1 || entries > d.kind.max_cqe || comp_vector < 0 || comp_vector >= comp_vectors ||
-        (ch != nullptr && (!usable(ch) || ch->context != context)))
-        return fail_with<ibv_cq>(EINVAL);
-    auto cq = std::make_unique<completion_queue>();
-    if (!cq->ring.make(rounded(entries))) return fail_with<ibv_cq>(ENOMEM);
-    cq->context = context;
-    cq->channel = ch;
-    cq->cq_context = cq_context;
-    cq->cqe = static_cast<int>(cq->ring.capacity());
-    pthread_mutex_init(&cq->mutex, nullptr);
-    pthread_cond_init(&cq->cond, nullptr);
-    cq->magic = alive;
-    cq->dev = &d;
-    const locked guard(d);
-    if (!answers(*state_of(context))) return fail_with<ibv_cq>(EIO);
-    cq->handle = ++d.last_handle;
-    if (ch != nullptr) ++ch->refcnt;
-    state_of(context)->queues.push_back(cq.get());
-    return cq.release();
+    if (const auto f = fault_of(device_of(context), "ibv_create_cq")) return fail_with<ibv_cq>(f->value);
+    ibv_cq_init_attr_ex wanted{};
+    wanted.cqe = static_cast<std::uint32_t>(entries); // a negative one is too large
+    wanted.cq_context = cq_context;
+    wanted.channel = channel_handle;
+    wanted.comp_vector = static_cast<std::uint32_t>(comp_vector);
+    return create_queue(context, wanted);
 }
 
 int ibv_resize_cq(ibv_cq* cq, int entries) {
@@ -282,7 +318,7 @@ int ibv_resize_cq(ibv_cq* cq, int entries) {
     if (const auto f = fault_of(d, "ibv_resize_cq")) return answer(*f, convention::positive_errno);
     if (entries < 1 || entries > d.kind.max_cqe) return EINVAL;
     completion_ring fresh;
-    if (!fresh.make(rounded(entries))) return ENOMEM;
+    if (!fresh.make(rounded(static_cast<std::uint32_t>(entries)))) return ENOMEM;
     const locked guard(d);
     if (!answers(*state_of(cq->context))) return EIO;
     if (static_cast<std::uint32_t>(entries) < queue->ring.count()) return EINVAL;

@@ -28,7 +28,8 @@ constexpr traits mlx5_traits{.character = character::mlx5,
                              .max_qp_wr = 32768,
                              .max_sge = 30,
                              .max_srq_wr = 32767,
-                             .max_inline = 1024};
+                             .max_inline = 1024,
+                             .moderation = {.max_cq_count = 65535, .max_cq_period = 4095}};
 constexpr traits rxe_traits{.character = character::rxe,
                             .firmware = "",
                             .vendor_id = 0xffffff,
@@ -37,7 +38,8 @@ constexpr traits rxe_traits{.character = character::rxe,
                             .max_qp_wr = 1048576,
                             .max_sge = 32,
                             .max_srq_wr = 1048576,
-                            .max_inline = 480};
+                            .max_inline = 480,
+                            .moderation = {}};
 
 bool chosen(std::string_view name) {
     const char* wanted = std::getenv("VERBENA_SIM_DEVICES");
@@ -111,6 +113,7 @@ int query_device_ex(ibv_context* context, const ibv_query_device_ex_input*, ibv_
     ibv_device_attr_ex full{};
     if (const int failure = ibv_query_device(context, &full.orig_attr)) return failure;
     full.phys_port_cnt_ex = 1;
+    full.cq_mod_caps = device_of(context).kind.moderation;
     std::memcpy(attributes, &full, std::min(size, sizeof full));
     return 0;
 }
@@ -128,6 +131,8 @@ int post_recv(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad);
 int post_srq_recv(ibv_srq* srq, ibv_recv_wr* wr, ibv_recv_wr** bad);
 int poll_cq(ibv_cq* cq, int count, ibv_wc* entries);
 int req_notify_cq(ibv_cq* cq, int solicited_only);
+int modify_cq(ibv_cq* cq, ibv_modify_cq_attr* wanted);
+ibv_cq_ex* create_cq_ex(ibv_context* context, ibv_cq_init_attr_ex* wanted);
 
 std::vector<device*>& all_devices() {
     static auto* const devices = [] {
@@ -252,6 +257,8 @@ ibv_context* ibv_open_device(ibv_device* entry) {
     state->sz = sizeof(verbs_context);
     state->query_port = query_port;
     state->query_device_ex = query_device_ex;
+    state->modify_cq = modify_cq;
+    state->create_cq_ex = create_cq_ex;
     ibv_context& c = state->context;
     c.device = entry;
     c.ops.poll_cq = poll_cq;

@@ -54,7 +54,9 @@ struct channel : ibv_comp_channel {
     std::unique_ptr<event_file> events = std::make_unique<event_file>(sizeof(std::uint64_t));
 };
 
+/// Behind its `ibv_cq` is the rest of an `ibv_cq_ex`, of which `start_poll` alone is there: it answers EOPNOTSUPP.
 struct completion_queue : ibv_cq {
+    std::array<std::byte, sizeof(ibv_cq_ex) - sizeof(ibv_cq)> extension{};
     std::uint32_t magic;
     device* dev;
     completion_ring ring;
@@ -172,6 +174,7 @@ struct traits {
     int max_sge;
     int max_srq_wr;
     std::uint32_t max_inline;
+    ibv_cq_moderation_caps moderation;
 };
 
 struct device {

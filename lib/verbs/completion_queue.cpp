@@ -89,7 +89,7 @@ void completion_queue_state::release(std::uint32_t entries) noexcept {
 
 result<completion_queue> completion_queue::create(const verbena::context& context, std::size_t min_capacity,
                                                   const completion_queue_options& options) {
-    constexpr auto verb = "ibv_create_cq";
+    const auto* const verb = options.single_threaded ? "ibv_create_cq_ex" : "ibv_create_cq";
     if (auto checked = detail::check_parent(context, verb, "context"); !checked) return checked.error();
     auto state = std::make_shared<detail::completion_queue_state>();
     state->context = detail::access::state(context);
@@ -103,9 +103,18 @@ result<completion_queue> completion_queue::create(const verbena::context& contex
         return error(errc::invalid_argument, verb)
             .with_note(fmt::format("comp_vector is {}, but num_comp_vectors of {} is {}", options.comp_vector,
                                    state->context->name, device->num_comp_vectors));
+    const auto entries = static_cast<int>(min_capacity);
+    auto* channel = state->channel ? state->channel->native : nullptr;
     auto native = detail::check_pointer(verb, [&] {
-        return ibv_create_cq(device, static_cast<int>(min_capacity), state.get(),
-                             state->channel ? state->channel->native : nullptr, options.comp_vector);
+        if (!options.single_threaded) return ibv_create_cq(device, entries, state.get(), channel, options.comp_vector);
+        ibv_cq_init_attr_ex wanted{};
+        wanted.cqe = static_cast<std::uint32_t>(entries);
+        wanted.cq_context = state.get();
+        wanted.channel = channel;
+        wanted.comp_vector = static_cast<std::uint32_t>(options.comp_vector);
+        wanted.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS;
+        wanted.flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
+        return ibv_cq_ex_to_cq(ibv_create_cq_ex(device, &wanted));
     });
     if (!native) return native.error();
     state->native = *native;
@@ -140,6 +149,24 @@ result<polled_completions> completion_queue::poll(std::span<poll_slot> slots) co
 result<void> completion_queue::resize(std::size_t capacity) const {
     if (!state_) return detail::no_parent("ibv_resize_cq", "completion queue");
     return state_->resize(capacity);
+}
+
+result<void> completion_queue::moderate(std::uint16_t count, std::chrono::microseconds period) const {
+    constexpr auto verb = "ibv_modify_cq";
+    if (!state_) return detail::no_parent(verb, "completion queue");
+    if (state_->process.forked()) return detail::fork_error(verb);
+    if (period.count() < 0 || period.count() > UINT16_MAX)
+        return error(errc::invalid_argument, verb)
+            .with_note(
+                fmt::format("the period is {} us, but no device takes more than {}", period.count(), UINT16_MAX));
+    ibv_modify_cq_attr wanted{};
+    wanted.attr_mask = IBV_CQ_ATTR_MODERATE;
+    wanted.moderate = {.cq_count = count, .cq_period = static_cast<std::uint16_t>(period.count())};
+    auto moderated = detail::check_errno_value(verb, [&] { return ibv_modify_cq(state_->native, &wanted); });
+    if (!moderated && moderated.error() == errc::invalid_argument)
+        return std::move(moderated).error().with_note(
+            fmt::format("{} does not take {} completions and {} us", state_->context->name, count, period.count()));
+    return moderated;
 }
 
 std::uint32_t completion_queue::min_capacity() const noexcept { return state_->min_capacity; }

@@ -17,6 +17,8 @@ static_assert(offsetof(ibv_context_ops, post_srq_recv) == 160 && offsetof(ibv_co
 static_assert(offsetof(ibv_context_ops, post_recv) == 208);
 static_assert(sizeof(verbs_context) == 648 && offsetof(verbs_context, context) == 320);
 static_assert(sizeof(ibv_cq) == 128 && offsetof(ibv_cq, cqe) == 28 && sizeof(ibv_qp) == 160);
+static_assert(sizeof(ibv_cq_ex) == 288 && offsetof(ibv_cq_ex, comp_mask) == sizeof(ibv_cq));
+static_assert(offsetof(ibv_cq_ex, start_poll) == 144);
 static_assert(offsetof(ibv_qp, qp_num) == 52 && sizeof(ibv_wc) == 48 && sizeof(ibv_mr) == 48 && sizeof(ibv_srq) == 128);
 static_assert(sizeof(ibv_comp_channel) == 16 && sizeof(ibv_port_attr) == 52 && sizeof(ibv_pd) == 16);
 
@@ -31,9 +33,9 @@ TEST_CASE("a context is filled for the inline functions of the header") {
         ibv_device_attr_ex more{};
         CHECK(ibv_query_device_ex(d.context, nullptr, &more) == 0);
         CHECK(more.orig_attr.max_cqe > 0);
-        ibv_cq_init_attr_ex unsupported{};
-        unsupported.cqe = 1;
-        CHECK(ibv_create_cq_ex(d.context, &unsupported) == nullptr);
+        ibv_qp_init_attr_ex unsupported{};
+        unsupported.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS;
+        CHECK(ibv_create_qp_ex(d.context, &unsupported) == nullptr);
         CHECK(errno == EOPNOTSUPP);
     }
 }

@@ -294,6 +294,52 @@ TEST_CASE("B.6: capacities are rounded up, and those beyond the limits refused")
     }
 }
 
+TEST_CASE("B.8: an extended queue is polled in the classic way alone") {
+    for (const char* name : both) {
+        device d(name);
+        const auto create = [&](auto change) {
+            ibv_cq_init_attr_ex wanted{};
+            wanted.cqe = 10;
+            wanted.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS;
+            wanted.flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
+            change(wanted);
+            errno = 0;
+            return ibv_create_cq_ex(d.context, &wanted);
+        };
+        ibv_cq_ex* made = create([](auto&) {});
+        REQUIRE(made != nullptr);
+        CHECK(made->cqe == 15);
+        ibv_poll_cq_attr begin{};
+        CHECK(ibv_start_poll(made, &begin) == EOPNOTSUPP);
+        ibv_wc entry;
+        CHECK(ibv_poll_cq(ibv_cq_ex_to_cq(made), 1, &entry) == 0);
+        CHECK(ibv_destroy_cq(ibv_cq_ex_to_cq(made)) == 0);
+        CHECK((create([](auto& w) { w.cqe = 0; }) == nullptr && errno == EINVAL));
+        CHECK(
+            (create([](auto& w) { w.flags |= IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN; }) == nullptr && errno == EOPNOTSUPP));
+        CHECK((create([](auto& w) { w.comp_mask |= IBV_CQ_INIT_ATTR_MASK_PD; }) == nullptr && errno == EOPNOTSUPP));
+        CHECK((create([](auto& w) { w.wc_flags = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP; }) == nullptr &&
+               errno == EOPNOTSUPP));
+    }
+}
+
+TEST_CASE("events are moderated on sim0 alone, and within its limits") {
+    for (const char* name : both) {
+        device d(name);
+        queue q(d);
+        ibv_device_attr_ex limits{};
+        REQUIRE(ibv_query_device_ex(d.context, nullptr, &limits) == 0);
+        const bool can = d.control.character() == sim::character::mlx5;
+        CHECK(limits.cq_mod_caps.max_cq_period == (can ? 4095 : 0));
+        ibv_modify_cq_attr wanted{};
+        wanted.attr_mask = IBV_CQ_ATTR_MODERATE;
+        wanted.moderate = {.cq_count = 16, .cq_period = 4095};
+        CHECK(ibv_modify_cq(q.cq, &wanted) == (can ? 0 : EOPNOTSUPP));
+        wanted.moderate.cq_period = 4096;
+        CHECK(ibv_modify_cq(q.cq, &wanted) == (can ? EINVAL : EOPNOTSUPP));
+    }
+}
+
 TEST_CASE("B.7: a resize keeps the entries and refuses to lose one") {
     for (const char* name : both) {
         wire w(name);

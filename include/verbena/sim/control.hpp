@@ -23,7 +23,7 @@ struct device;
 
 /// How a device behaves where real providers differ.
 enum class character : std::uint8_t {
-    mlx5, ///< sim0
+    mlx5, ///< sim0; takes what ibv_modify_cq asks for, and delays no event by it
     rxe,  ///< sim1
 };
 

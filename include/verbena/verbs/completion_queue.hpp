@@ -3,6 +3,8 @@
 #include <verbena/verbs/completion.hpp>
 #include <verbena/verbs/completion_channel.hpp>
 
+#include <chrono>
+#include <cstdint>
 #include <span>
 
 namespace verbena {
@@ -13,16 +15,22 @@ struct completion_queue_state;
 
 struct completion_queue_options {
     completion_channel channel{}; ///< where its events go; empty: it can only be polled
-    int comp_vector = 0;          ///< which of the device's interrupt vectors signals them
+    int comp_vector = 0;          ///< which of the device's `num_comp_vectors` interrupt vectors signals them
+    /// The device's library may leave out the lock of the queue (IBV_CREATE_CQ_ATTR_SINGLE_THREADED). Whether it does
+    /// is its own affair: those of mlx4, mlx5 and rxe lock in ibv_poll_cq all the same. `poll`, `resize`, and making
+    /// and destroying queue pairs on it are then for one thread at a time; attached, they are the reactor's anyway.
+    bool single_threaded = false;
 };
 
 /// A queue of completions. Copies share it; it keeps its context and channel open. *Thread-safe* while it is attached
-/// to no reactor: any thread may poll and resize it. Attached, `poll` fails and `resize` is *reactor-bound*.
+/// to no reactor and not `single_threaded`: any thread may poll and resize it. Attached, `poll` fails and `resize` is
+/// *reactor-bound*.
 class VERBENA_API completion_queue {
   public:
     /// With room for at least `min_capacity` completions. errc::invalid_argument: a capacity of 0, beyond the device's
     /// limit or no `int`, a comp_vector the device does not have, a channel of another context; errc::resource: the
-    /// system cannot allocate it (ibv_create_cq).
+    /// system cannot allocate it; errc::unsupported: the device does not know `single_threaded` queues (ibv_create_cq,
+    /// ibv_create_cq_ex).
     static result<completion_queue> create(const verbena::context& context, std::size_t min_capacity,
                                            const completion_queue_options& options = {});
 
@@ -41,6 +49,12 @@ class VERBENA_API completion_queue {
     /// errc::unsupported: the device cannot; errc::wrong_thread: attached, and this is not the reactor's thread
     /// (ibv_resize_cq).
     result<void> resize(std::size_t capacity) const;
+
+    /// Asks the device to hold an event back until `count` completions are there or `period` has passed: fewer wakes of
+    /// a reactor that sleeps, and later ones; polling is as before. Any thread may call it, attached or not.
+    /// errc::invalid_argument: a period below 0 or above 65535 us, or more than the device takes (mlx5: 4095 us);
+    /// errc::unsupported: the device cannot, as rxe (ibv_modify_cq, IBV_CQ_ATTR_MODERATE).
+    result<void> moderate(std::uint16_t count, std::chrono::microseconds period) const;
 
     /// The capacity asked for at creation.
     std::uint32_t min_capacity() const noexcept;
