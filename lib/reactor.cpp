@@ -1,9 +1,13 @@
+#include "check.hpp"
 #include "reactor_core.hpp"
 
 #include <verbena/detail/broken_rule.hpp>
 #include <verbena/reactor.hpp>
 
+#include <cerrno>
 #include <utility>
+
+#include <poll.h>
 
 namespace verbena {
 namespace detail {
@@ -14,6 +18,18 @@ void sleep_state::cancel(errc why, list<ready_node>& woken) noexcept {
     reactor->timers.remove(*this);
     cause = why;
     woken.push_back(*this);
+}
+
+void readable_watch::ready(unsigned events) noexcept {
+    if ((events & POLLNVAL) != 0)
+        end(error(system_code(EBADF), "reactor::wait_readable"));
+    else
+        end({});
+}
+void readable_watch::end(result<void> outcome) noexcept {
+    if (waiting_ == nullptr) return;
+    outcome_ = std::move(outcome);
+    queue_.push(*std::exchange(waiting_, nullptr));
 }
 
 } // namespace detail
@@ -35,27 +51,29 @@ void yield_operation::awaiter::await_suspend(std::coroutine_handle<> waiting) no
     reactor->ready.push(*this);
 }
 
-readable_operation::awaiter::awaiter(detail::reactor_core* reactor, int fd) noexcept : reactor_(reactor), fd_(fd) {}
+readable_operation::awaiter::awaiter(detail::reactor_core* reactor, int fd) noexcept
+    : reactor_(reactor), watch_(reactor->ready, fd) {}
 readable_operation::awaiter::~awaiter() {
-    if (watch_ && watch_->linked()) (void)reactor_->unwatch(*watch_).has_value();
+    if (watch_.linked()) (void)reactor_->unwatch(watch_).has_value();
 }
 bool readable_operation::awaiter::await_suspend(std::coroutine_handle<> waiting) {
     if (!reactor_->on_thread()) {
-        if (reactor_->process.forked()) return false;
-        detail::broken_rule("wait_readable was awaited on another thread than its reactor's");
+        if (!reactor_->process.forked())
+            detail::broken_rule("wait_readable was awaited on another thread than its reactor's");
+        watch_.refuse(detail::fork_error("reactor::wait_readable"));
+        return false;
     }
     continuation = waiting;
-    watch_ = std::make_unique<detail::readable_watch>(*this, reactor_->ready, fd_);
-    reactor_->watch_readable(*watch_);
+    watch_.begin(*this);
+    reactor_->watch_readable(watch_);
     return true;
 }
 void readable_operation::awaiter::cancel(errc cause, detail::list<detail::ready_node>&) noexcept {
-    if (watch_ && watch_->linked()) watch_->end(error(cause, "reactor::wait_readable")); // else the reactor is gone
+    if (watch_.linked()) watch_.end(error(cause, "reactor::wait_readable")); // else the reactor is gone
 }
 result<void> readable_operation::awaiter::await_resume() {
-    if (!watch_) return detail::fork_error("reactor::wait_readable");
-    const auto removed = reactor_->unwatch(*watch_);
-    return watch_->outcome() ? removed : watch_->outcome();
+    const auto removed = reactor_->unwatch(watch_);
+    return watch_.outcome() ? removed : watch_.outcome();
 }
 
 reactor::reactor(const reactor_options& options) : core_(std::make_unique<detail::reactor_core>(options)) {}

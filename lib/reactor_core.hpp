@@ -6,7 +6,6 @@
 #include "operation_table.hpp"
 #include "process.hpp"
 #include "queue_pair_core.hpp"
-#include "readable_watch.hpp"
 #include "receiver_core.hpp"
 #include "source.hpp"
 #include "spin_budget.hpp"

@@ -2,10 +2,10 @@
 
 #include "clock.hpp"
 
+#include <verbena/detail/watch.hpp> // public: a watch lives in an awaiter, in a coroutine frame
 #include <verbena/result.hpp>
 
 #include <cstdint>
-#include <limits>
 #include <optional>
 
 #include <poll.h>
@@ -14,32 +14,6 @@ namespace verbena::detail {
 
 /// The end of what can come in, whatever a read of the descriptor says.
 inline constexpr unsigned terminal_events = POLLERR | POLLHUP | POLLRDHUP | POLLNVAL;
-
-/// Interest in one file descriptor. Owned by the caller; must be removed, or its backend destroyed, before it dies.
-class watch {
-  public:
-    watch() noexcept = default;
-    watch(const watch&) = delete;
-    watch& operator=(const watch&) = delete;
-
-    /// Something happened: poll(2) event bits, several occurrences merged into one call. POLLERR, POLLHUP and POLLRDHUP
-    /// come unasked, and are the end of what can come in: no other call for that can be relied on. POLLERR also says
-    /// that the descriptor cannot be watched (any longer), with POLLNVAL if it is not open. Called from `collect` and
-    /// `wait` only. It may add and remove any watch, and destroy this one once removed, but not call `collect` or
-    /// `wait`. A call may come for what was taken already.
-    virtual void ready(unsigned events) noexcept = 0;
-
-    bool watching() const noexcept { return slot_ != no_slot; }
-
-  protected:
-    ~watch() = default;
-
-  private:
-    friend class wait_backend;
-    static constexpr auto no_slot = std::numeric_limits<std::uint32_t>::max();
-
-    std::uint32_t slot_ = no_slot;
-};
 
 struct wait_counters {
     std::uint64_t enters = 0;  ///< system calls made to wait, to submit or to look

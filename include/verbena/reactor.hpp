@@ -1,6 +1,7 @@
 #pragma once
 
 #include <verbena/async_event.hpp>
+#include <verbena/detail/readable_watch.hpp>
 #include <verbena/detail/ready.hpp>
 #include <verbena/detail/root.hpp>
 #include <verbena/detail/timer.hpp>
@@ -19,8 +20,7 @@ namespace verbena {
 
 namespace detail {
 class reactor_core;
-class readable_watch;
-} // namespace detail
+}
 namespace mlx5 {
 class command_channel;
 class event_channel;
@@ -144,8 +144,7 @@ class [[nodiscard]] readable_operation {
 
       private:
         detail::reactor_core* reactor_;
-        int fd_;
-        std::unique_ptr<detail::readable_watch> watch_;
+        detail::readable_watch watch_;
     };
     readable_operation(detail::reactor_core* reactor, int fd) noexcept : reactor_(reactor), fd_(fd) {}
     awaiter operator co_await() && noexcept { return {reactor_, fd_}; }
