@@ -205,16 +205,16 @@ void async_source::keep(const notice& n) {
 
 void async_source::serve() noexcept {
     if (ended_) return;
-    std::vector<notice> mail;
+    served_.clear();
     std::uint64_t repeated = 0;
     bool lost = false;
     {
         const std::lock_guard lock(context_->events_mutex);
-        mail.swap(mail_);
+        served_.swap(mail_); // both keep their memory
         std::swap(repeated, repeated_);
         lost = context_->lost.load(); // together with the event that says so
     }
-    for (const notice& n : mail) {
+    for (const notice& n : served_) {
         // What befell one queue of a device that is gone would hide why.
         if (!lost) react(n);
         streams_.for_each([&](event_stream_core& stream) { stream.push(n.event); });

@@ -82,6 +82,7 @@ class async_source final : public watch, public std::enable_shared_from_this<asy
     std::shared_ptr<context_state> context_;
     list<event_stream_core> streams_;
     bool ended_ = false;
+    std::vector<notice> served_; ///< was the mail, at the last look
     std::vector<notice> mail_;   ///< guarded by the context's mutex, as is
     std::uint64_t repeated_ = 0; ///< how many were not kept, since the mail is long and holds their like
 };

@@ -4,8 +4,8 @@
 #include <verbena/detail/list.hpp>
 
 #include <cstddef>
-#include <deque>
 #include <utility>
+#include <vector>
 
 namespace verbena::detail {
 
@@ -20,10 +20,10 @@ class handout {
     list<cancellable_wait>& waiters() noexcept { return waiters_; }
 
     void push(Item item) { items_.push_back(std::move(item)); }
-    void drop_oldest() noexcept { items_.pop_front(); }
+    void drop_oldest() noexcept { items_.erase(items_.begin()); }
     Item take() noexcept {
         Item front = std::move(items_.front());
-        items_.pop_front();
+        drop_oldest();
         return front;
     }
     /// Wakes the first who waits, if there is something that nobody else was woken for.
@@ -39,7 +39,7 @@ class handout {
     void keep_promise() noexcept { --promised_; }
 
   private:
-    std::deque<Item> items_;
+    std::vector<Item> items_;  ///< few, and a deque would allocate again and again
     std::size_t promised_ = 0; ///< how many were woken and have not run
     list<cancellable_wait> waiters_;
 };

@@ -1,6 +1,7 @@
 // An event reaches one wait, in the order of events and waits, whoever is destroyed or stopped meanwhile; a loss is
 // told once; nobody waits for an event that cannot come, and one that nobody wants costs no turns.
 
+#include "device/counting_new.hpp"
 #include "event_rig.hpp"
 #include "support/forked.hpp"
 
@@ -321,3 +322,28 @@ TEST_CASE("a child of fork destroys its copies, and the parent's events come", "
     r.turns();
     CHECK(w->logs == numbers_of{{1}, {2}});
 }
+
+#if VERBENA_COUNTS_ALLOCATIONS
+TEST_CASE("in a steady state an event of a channel allocates nothing") {
+    const support::deadline limit(60s);
+    event_rig r;
+    std::uint64_t taken = 0, allocated = 0;
+    vb::scope scope;
+    scope.spawn([](const mlx5::event_channel& from, std::uint64_t& count) -> vb::task<> {
+        for (;; ++count) {
+            const auto event = co_await from.next();
+            if (!event) co_return;
+        }
+    }(r.events, taken));
+    constexpr std::uint64_t rounds = 200, warm = 20;
+    for (std::uint64_t round = 1; round <= rounds; ++round) {
+        r.raise(round);
+        while (taken < round) {
+            const auto before = support::allocations();
+            r.reactor.poll().value();
+            if (round > warm) allocated += support::allocations() - before;
+        }
+    }
+    CHECK(allocated == 0);
+}
+#endif

@@ -3,6 +3,8 @@
 
 #include "event_rig.hpp"
 
+#include "device/counting_new.hpp"
+
 #include <memory>
 
 using namespace races;
@@ -157,3 +159,30 @@ TEST_CASE("events print as text, those that are not known too") {
     CHECK(names.size() == IBV_EVENT_WQ_FATAL + 1);
     CHECK(!names.contains("unknown"));
 }
+
+#if VERBENA_COUNTS_ALLOCATIONS
+TEST_CASE("in a steady state an event of a stream allocates nothing") {
+    const support::deadline limit(std::chrono::seconds{60});
+    for (const auto& name : devices()) {
+        INFO(name);
+        lab l(name, {.attach = false});
+        auto stream = l.reactor.events(l.device).value();
+        std::uint64_t taken = 0, allocated = 0;
+        vb::scope scope;
+        scope.spawn([](vb::event_stream& from, std::uint64_t& count) -> vb::task<> {
+            for (;; ++count) {
+                const auto event = co_await from.next();
+                if (!event) co_return;
+            }
+        }(stream, taken));
+        for (int round = 0; round < 500; ++round) {
+            raise_numbered(l, 1, 1);
+            const auto before = support::allocations();
+            l.turns();
+            if (round >= 50) allocated += support::allocations() - before;
+        }
+        CHECK(taken == 500);
+        CHECK(allocated == 0);
+    }
+}
+#endif
