@@ -6,7 +6,11 @@
 
 #include <concepts>
 #include <coroutine>
+#include <cstddef>
+#include <cstring>
 #include <exception>
+#include <memory>
+#include <memory_resource>
 #include <utility>
 
 namespace verbena {
@@ -15,6 +19,32 @@ template <class T>
 class task;
 
 namespace detail {
+
+/// A frame whose coroutine names where its memory is from. The resource stands behind the frame. Inlined, since g++ 12
+/// takes a template of operator new and an operator delete that is none for a mismatch.
+struct frame_from_resource {
+    template <class... Parameters>
+    [[gnu::always_inline]] static void* operator new(std::size_t bytes, std::allocator_arg_t,
+                                                     std::pmr::memory_resource* resource, const Parameters&...) {
+        void* const frame = resource->allocate(whole(bytes));
+        std::memcpy(behind(frame, bytes), &resource, sizeof resource);
+        return frame;
+    }
+    template <class Object, class... Parameters> // of a member function or a lambda
+    [[gnu::always_inline]] static void* operator new(std::size_t bytes, const Object&, std::allocator_arg_t,
+                                                     std::pmr::memory_resource* resource, const Parameters&...) {
+        return operator new(bytes, std::allocator_arg, resource);
+    }
+    static void operator delete(void* frame, std::size_t bytes) noexcept {
+        std::pmr::memory_resource* resource;
+        std::memcpy(&resource, behind(frame, bytes), sizeof resource);
+        resource->deallocate(frame, whole(bytes));
+    }
+
+  private:
+    static std::size_t whole(std::size_t bytes) noexcept { return bytes + sizeof(std::pmr::memory_resource*); }
+    static void* behind(void* frame, std::size_t bytes) noexcept { return static_cast<std::byte*>(frame) + bytes; }
+};
 
 struct task_promise_base {
     // At the end the parent goes on from here, inside the resume() of its child, but only if it had really suspended.
@@ -121,7 +151,15 @@ class [[nodiscard]] task_awaiter {
 ///   again, or one that was moved from, ends the program.
 /// - Buffer lifetime: its parameters and locals live in its frame, until the `co_await` expression ends. The captures
 ///   of a lambda do not: the lambda must live as long (see `scope::spawn`).
-/// - Errors: exceptions of the body; `std::bad_alloc` of the call that makes the frame (operator new).
+/// - Errors: exceptions of the body; `std::bad_alloc` of the call that makes the frame.
+/// - Memory: the frame, one allocation by operator new. A coroutine whose first parameters are `std::allocator_arg_t`
+///   and a `std::pmr::memory_resource*` takes it from there, and gives it back there: with a pool a task that is
+///   awaited again and again allocates nothing. The resource is not null, outlives the frame, and is for the threads
+///   that make and destroy it.
+///
+///     task<std::size_t> read_all(std::allocator_arg_t, std::pmr::memory_resource* frames, queue_pair& qp);
+///     auto bytes = co_await read_all(std::allocator_arg, &pool, qp);
+///
 /// - Stopping: once it was told to stop (`with_timeout`, `with_stop`, `scope::request_stop`), the operation it waits
 ///   for ends early, and so does, at once and without having posted anything, each that it awaits afterwards, in the
 ///   tasks that it awaits, too: with `timed_out` or `stopped` where there is a result, else by `std::system_error`. It
@@ -181,5 +219,23 @@ inline constexpr bool is_task = false;
 template <class T>
 inline constexpr bool is_task<task<T>> = true;
 
+/// Where the other's handles look for it: the same but for the memory of its frame.
+template <class T>
+struct task_promise_from_resource : task_promise<T>, frame_from_resource {
+    task_promise_from_resource() noexcept {
+        static_assert(sizeof *this == sizeof(task_promise<T>) &&
+                      alignof(task_promise_from_resource) == alignof(task_promise<T>));
+    }
+};
+
 } // namespace detail
 } // namespace verbena
+
+template <class T, class Resource, class... Parameters>
+struct std::coroutine_traits<verbena::task<T>, std::allocator_arg_t, Resource, Parameters...> {
+    using promise_type = verbena::detail::task_promise_from_resource<T>;
+};
+template <class T, class Object, class Resource, class... Parameters>
+struct std::coroutine_traits<verbena::task<T>, Object, std::allocator_arg_t, Resource, Parameters...> {
+    using promise_type = verbena::detail::task_promise_from_resource<T>;
+};
