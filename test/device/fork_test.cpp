@@ -109,6 +109,7 @@ int first_not_refused(family& f) {
             if (!outcome) e = outcome.error();
         }(f, end);
     });
+    expect(f.engine->cq.moderate(1, 1us));
     reactor.stop();
     reactor.post([] { _exit(99); });
     f.stop.request_stop();
