@@ -15,7 +15,7 @@ struct completion_queue_state;
 
 struct completion_queue_options {
     completion_channel channel{}; ///< where its events go; empty: it can only be polled
-    int comp_vector = 0;          ///< which of the device's `num_comp_vectors` interrupt vectors signals them
+    int comp_vector = 0;          ///< which interrupt vector signals them; below `ibv_context::num_comp_vectors`
     /// The device's library may leave out the lock of the queue (IBV_CREATE_CQ_ATTR_SINGLE_THREADED). Whether it does
     /// is its own affair: those of mlx4, mlx5 and rxe lock in ibv_poll_cq all the same. `poll`, `resize`, and making
     /// and destroying queue pairs on it are then for one thread at a time; attached, they are the reactor's anyway.
