@@ -21,7 +21,7 @@ die() {
 is_here() {
     local PATH=$PATH:/usr/sbin:/sbin
     case $1 in
-    g++ | meson | pkg-config | cpio | make | git | clang-format-19) command -v "$1" ;;
+    g++ | meson | pkg-config | cpio | make | git | clang-format-19 | valgrind) command -v "$1" ;;
     ninja-build) command -v ninja ;;
     libibverbs-dev) pkg-config --exists libibverbs ;;
     ibverbs-providers) compgen -G '/usr/lib*/*/libibverbs/librxe-rdmav*.so' || compgen -G '/usr/lib*/libibverbs/librxe-rdmav*.so' ;;

@@ -37,6 +37,7 @@ struct engine {
         figures.wakes += stats.wakes;
         figures.arms += stats.arms;
         figures.events += stats.events;
+        figures.enters += stats.enters;
     }
 
     std::array<vb::poll_slot, 32> slots;
@@ -218,6 +219,7 @@ plain::figures parked_ping_pong(const plain::options& options) {
     figures.wakes += served.wakes;
     figures.arms += served.arms;
     figures.events += served.events;
+    figures.enters += served.enters;
     figures.errors += served.errors;
     return figures;
 }

@@ -84,6 +84,7 @@ plain::figures queries(const plain::options& options, vb::wait_policy wait) {
             .total_ns = all.total_ns,
             .parks = stats.parks,
             .wakes = stats.wakes,
+            .enters = stats.enters,
             .errors = all.errors};
 }
 

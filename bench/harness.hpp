@@ -34,12 +34,12 @@ struct command_line {
     std::string devx;     ///< the device of the DEVX queries; empty: the same
     bool quick = false;   ///< fewer rounds
     bool counted = false; ///< the clock counts instructions: one run is enough, and no clock is read inside a loop
+    bool check = false;   ///< fail if a row misses one of its bars
     bool json = false;    ///< the rows once more, as one line that begins with "JSON: "
+    std::vector<std::string> only; ///< the benches to run; empty: all
 };
 
-/// `extra` takes what a bench adds: it answers whether it knew the argument.
-template <class Extra>
-command_line parse(std::span<char*> arguments, Extra&& extra) {
+inline command_line parse(std::span<char*> arguments) {
     command_line line;
     for (std::size_t i = 1; i < arguments.size(); ++i) {
         const std::string_view argument = arguments[i];
@@ -56,19 +56,20 @@ command_line parse(std::span<char*> arguments, Extra&& extra) {
             line.quick = true;
         } else if (argument == "--counted") {
             line.counted = true;
+        } else if (argument == "--check") {
+            line.check = true;
         } else if (argument == "--json") {
             if (value() != "-") throw std::invalid_argument("--json writes to standard output: --json -");
             line.json = true;
-        } else if (!extra(argument)) {
-            throw std::invalid_argument(fmt::format(
-                "unknown argument {}; known: --device NAME|first --devx NAME --quick --counted --json -", argument));
+        } else if (argument == "--only") {
+            line.only.emplace_back(value());
+        } else {
+            throw std::invalid_argument(fmt::format("unknown argument {}; known: --device NAME|first --devx NAME "
+                                                    "--quick --counted --check --json - --only BENCH",
+                                                    argument));
         }
     }
     return line;
-}
-
-inline command_line parse(std::span<char*> arguments) {
-    return parse(arguments, [](std::string_view) { return false; });
 }
 
 template <class... Arguments>
@@ -94,6 +95,12 @@ auto median_of_three(Run&& run, Key&& key) {
     return std::move(results[1]);
 }
 
+/// What a row may show at most in one of its columns.
+struct bar {
+    std::string column; ///< "ratio" or one of `extra`
+    double most;
+};
+
 /// Absent numbers print as "-" and are null in JSON.
 struct row {
     std::string bench;
@@ -104,10 +111,18 @@ struct row {
     std::optional<double> plain_ns; ///< the same by the hand-written loop
     bool counted = false;
     std::vector<std::pair<std::string, std::optional<double>>> extra; ///< p99, parks, wakes, ...
+    std::vector<bar> bars{};                                          ///< held by --check
+    std::optional<std::string> fault{};                               ///< why its hand-written loop is no bar
 
     std::optional<double> ratio() const {
         if (!ns || !plain_ns || *plain_ns == 0) return std::nullopt;
         return *ns / *plain_ns;
+    }
+    std::optional<double> value(std::string_view column) const {
+        if (column == "ratio") return ratio();
+        for (const auto& [name, number] : extra)
+            if (name == column) return number;
+        return std::nullopt;
     }
 };
 
@@ -116,7 +131,7 @@ namespace detail {
 inline std::string text(std::optional<double> number, const char* absent) {
     if (!number || !std::isfinite(*number)) return absent;
     if (std::abs(*number) >= 1000 || *number == std::floor(*number)) return fmt::format("{:.0f}", *number);
-    return fmt::format("{:.3f}", *number);
+    return fmt::format("{:.{}f}", *number, std::abs(*number) < 100 ? 3 : 1);
 }
 
 inline std::string quoted(std::string_view string) {
@@ -134,24 +149,20 @@ inline std::string quoted(std::string_view string) {
 
 } // namespace detail
 
-/// One line a row; columns of `extra` appear in the order in which the rows first name them.
-inline void print_table(std::span<const row> rows) {
+/// One line a row, of one bench; columns of `extra` appear in the order in which the rows first name them.
+inline void print_section(std::span<const row> rows) {
     std::vector<std::string> names{"bench", "device", "mode", "in_flight", "unit", "ns", "plain_ns", "ratio"};
     const std::size_t fixed = names.size();
     for (const row& r : rows)
         for (const auto& [name, number] : r.extra)
-            if (std::ranges::find(names.begin() + static_cast<std::ptrdiff_t>(fixed), names.end(), name) == names.end())
-                names.push_back(name);
+            if (std::ranges::find(names, name) == names.end()) names.push_back(name);
 
     std::vector<std::vector<std::string>> lines{names};
     for (const row& r : rows) {
         auto& line = lines.emplace_back(std::vector<std::string>{
             r.bench, r.device, r.mode, fmt::format("{}", r.in_flight), r.counted ? "instr" : "ns",
             detail::text(r.ns, "-"), detail::text(r.plain_ns, "-"), detail::text(r.ratio(), "-")});
-        for (std::size_t i = fixed; i < names.size(); ++i) {
-            const auto found = std::ranges::find(r.extra, names[i], [](const auto& e) -> auto& { return e.first; });
-            line.push_back(found == r.extra.end() ? "" : detail::text(found->second, "-"));
-        }
+        for (std::size_t i = fixed; i < names.size(); ++i) line.push_back(detail::text(r.value(names[i]), "-"));
     }
     std::vector<std::size_t> widths(names.size());
     for (const auto& line : lines)
@@ -161,7 +172,33 @@ inline void print_table(std::span<const row> rows) {
             i < 3 ? fmt::print("{:<{}}  ", line[i], widths[i]) : fmt::print("{:>{}}  ", line[i], widths[i]);
         fmt::print("\n");
     }
+}
+
+/// A section for each bench, with its own columns.
+inline void print_table(std::span<const row> rows) {
+    while (!rows.empty()) {
+        const auto end = std::ranges::find_if(rows, [&](const row& r) { return r.bench != rows.front().bench; });
+        const auto section = rows.first(static_cast<std::size_t>(end - rows.begin()));
+        fmt::print("\n");
+        print_section(section);
+        rows = rows.subspan(section.size());
+    }
     std::fflush(stdout);
+}
+
+/// Names every bar that is missed. What was not measured misses its bar.
+inline bool hold_bars(std::span<const row> rows) {
+    bool held = true;
+    for (const row& r : rows) {
+        for (const bar& b : r.bars) {
+            const auto value = r.value(b.column);
+            if (value && *value <= b.most) continue;
+            fmt::print(stderr, "{} {}, {} in flight: {} is {}, the bar {}\n", r.bench, r.mode, r.in_flight, b.column,
+                       detail::text(value, "not measured"), detail::text(b.most, "-"));
+            held = false;
+        }
+    }
+    return held;
 }
 
 inline void print_json(std::span<const row> rows) {

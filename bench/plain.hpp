@@ -20,6 +20,9 @@ struct options {
     std::uint32_t clients = 1;        ///< queue pairs on each side; each side has one completion queue
     std::uint32_t message_bytes = 64; ///< 8 or more
     std::uint32_t depth = 64;         ///< receives kept posted on each queue pair, at least twice `in_flight`
+    std::uint32_t idle_queues = 0;    ///< writes only: completion queues beside the one in use
+    std::uint32_t pending = 0;        ///< awaited writes only: receives awaited meanwhile that never complete
+    bool batched = false;             ///< coroutines only: what a turn posts is one call for each queue pair
     bool one_way = false;             ///< busy loops only: no reply, a round ends where its message arrives
     bool echoes = true;               ///< queries only: the device answers with the number that is in a command
     std::span<std::uint64_t> samples; ///< nanoseconds of each round, `rounds` of them; empty: the loop reads no clock
@@ -34,7 +37,9 @@ struct figures {
     std::uint64_t wakes = 0; ///< those of them that found something readable
     std::uint64_t arms = 0;
     std::uint64_t events = 0;
-    std::uint64_t errors = 0; ///< payloads that did not carry their number
+    std::uint64_t enters = 0;      ///< reactors only: calls of io_uring_enter
+    std::uint64_t allocations = 0; ///< coroutines only
+    std::uint64_t errors = 0;      ///< payloads that did not carry their number
 
     double ns_per_round() const { return static_cast<double>(total_ns) / static_cast<double>(rounds); }
 };
@@ -47,6 +52,10 @@ figures parked_ping_pong(const options& options);
 
 /// `busy_ping_pong` with `clients` queue pairs on each of the two completion queues.
 figures busy_echo(const options& options);
+
+/// RDMA writes of a queue pair that is connected to itself: a thread keeps `in_flight` of them posted, each by a call,
+/// and polls the completion queues in turn.
+figures busy_writes(const options& options);
 
 /// Asynchronous DEVX queries of one object: one thread keeps `in_flight` of them unanswered, with outputs of
 /// `message_bytes`, and reads the descriptor over and over. `in_flight` queries before the first round and as many

@@ -1,4 +1,4 @@
-// Runs the hand-written loops alone and shows what a round costs them. With --expect it fails when the counted epoll
+// Runs the hand-written loops alone and shows what a round costs them. With --check it fails when the counted epoll
 // loop is not the known one, so that no ratio is taken against a bad bar.
 
 #include "harness.hpp"
@@ -81,9 +81,7 @@ bench::row measure(const work& work, const bench::command_line& line) {
 } // namespace
 
 int main(int argc, char** argv) try {
-    bool expect = false;
-    const auto line = bench::parse({argv, static_cast<std::size_t>(argc)},
-                                   [&](std::string_view argument) { return expect = argument == "--expect"; });
+    const auto line = bench::parse({argv, static_cast<std::size_t>(argc)});
     fmt::print("kernel {}\n", bench::kernel_release());
     std::vector<bench::row> rows;
     for (const work& work : works) {
@@ -93,7 +91,7 @@ int main(int argc, char** argv) try {
     bench::print_table(rows);
     if (line.json) bench::print_json(rows);
     for (const bench::row& row : rows) {
-        if (!expect || !line.counted || row.mode != "parked" || row.in_flight != 1) continue;
+        if (!line.check || !line.counted || row.mode != "parked" || row.in_flight != 1) continue;
         if (const auto fault = bench::epoll_loop_fault(row.plain_ns.value())) {
             fmt::print(stderr, "plain-check: {}\n", *fault);
             return 1;
