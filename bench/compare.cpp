@@ -47,6 +47,7 @@ row compare(const work& work, const plain::options& options, const command_line&
         row.extra = {
             {"median", ours.median}, {"p99", ours.p99}, {"plain_median", by_hand.median}, {"plain_p99", by_hand.p99}};
     const auto counts = [&](const std::string& prefix, const plain::figures& f, loop run) {
+        if (!work.parks && !line.counted) return;
         if (work.parks)
             row.extra.emplace_back(prefix + "parks", static_cast<double>(f.parks) / static_cast<double>(f.rounds));
         const auto calls = system_calls_per_round(line.quick ? 200 : 1000, [&](std::uint64_t rounds) {

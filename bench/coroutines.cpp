@@ -2,13 +2,16 @@
 
 #include <verbena/verbena.hpp>
 
+#include <infiniband/verbs.h>
+
 #include <array>
 #include <deque>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <thread>
-#include <vector>
+#include <utility>
 
 namespace coroutines {
 namespace {
@@ -49,9 +52,12 @@ struct engine {
 // One end of one connection.
 struct end {
     end(const vb::protection_domain& domain, engine& engine, const plain::options& options)
-        : qp(vb::queue_pair::create(
-                 domain,
-                 {.send_cq = engine.cq, .recv_cq = engine.cq, .max_send = options.depth, .max_recv = options.depth})
+        : qp(vb::queue_pair::create(domain,
+                                    {.send_cq = engine.cq,
+                                     .recv_cq = engine.cq,
+                                     .max_send = options.depth,
+                                     .max_recv = options.depth,
+                                     .post_mode = options.batched ? vb::post_mode::batched : vb::post_mode::immediate})
                  .value()),
           inbox(vb::receiver::create(qp, {.depth = options.depth, .message_bytes = options.message_bytes}).value()) {}
 
@@ -133,6 +139,87 @@ class asking {
     std::uint64_t arrived_ = 0;
 };
 
+class taking {
+  public:
+    taking(end& end, std::uint32_t client, std::uint64_t rounds) : end_(end), client_(client), rounds_(rounds) {}
+
+    vb::task<> run() {
+        for (std::uint64_t taken = 0; taken < rounds_; ++taken) {
+            const auto message = (co_await end_.inbox.next()).value();
+            if (!plain::carries(message.bytes().bytes(), number_of(client_, taken))) ++errors;
+        }
+    }
+    std::uint64_t errors = 0;
+
+  private:
+    end& end_;
+    std::uint32_t client_;
+    std::uint64_t rounds_;
+};
+
+class sending {
+  public:
+    sending(end& end, const vb::protection_domain& domain, const plain::options& options, std::uint32_t client,
+            std::uint64_t rounds)
+        : end_(end), options_(options), client_(client), rounds_(rounds),
+          buffers_(
+              vb::memory_region::allocate(domain, std::size_t{options.message_bytes} * options.in_flight).value()) {}
+
+    vb::task<> run() {
+        vb::scope scope;
+        for (std::uint32_t i = 0; i < options_.in_flight; ++i) scope.spawn(send(i));
+        co_await scope.join();
+    }
+
+  private:
+    vb::task<> send(std::uint32_t slot) {
+        const auto buffer = buffers_.slice(std::size_t{options_.message_bytes} * slot, options_.message_bytes);
+        while (sent_ < rounds_) {
+            plain::stamp(buffer.bytes(), number_of(client_, sent_++));
+            (co_await end_.qp.send(buffer)).value();
+        }
+    }
+
+    end& end_;
+    const plain::options& options_;
+    std::uint32_t client_;
+    std::uint64_t rounds_;
+    vb::memory_region buffers_;
+    std::uint64_t sent_ = 0;
+};
+
+// Puts itself in the way of ibv_post_send. One at a time.
+class doorbell_counter {
+  public:
+    explicit doorbell_counter(ibv_context* context) : context_(context) {
+        post_send_ = std::exchange(context->ops.post_send, [](ibv_qp* qp, ibv_send_wr* first, ibv_send_wr** bad) {
+            ++count_;
+            return post_send_(qp, first, bad);
+        });
+        count_ = 0;
+    }
+    doorbell_counter(const doorbell_counter&) = delete;
+    doorbell_counter& operator=(const doorbell_counter&) = delete;
+    ~doorbell_counter() { context_->ops.post_send = post_send_; }
+    std::uint64_t count() const { return count_; }
+
+  private:
+    ibv_context* context_;
+    inline static decltype(ibv_context_ops::post_send) post_send_ = nullptr;
+    inline static std::uint64_t count_ = 0;
+};
+
+vb::task<> both(auto& as, auto& bs) {
+    vb::scope scope;
+    for (auto& a : as) scope.spawn(a.run());
+    for (auto& b : bs) scope.spawn(b.run());
+    co_await scope.join();
+}
+
+std::uint64_t rounds_of(const plain::options& options, std::uint32_t client) {
+    return options.rounds / options.clients + (client < options.rounds % options.clients ? 1 : 0);
+}
+
 vb::task<std::uint64_t> timed(vb::task<> work) {
     const std::uint64_t started = now_ns();
     co_await std::move(work);
@@ -150,21 +237,38 @@ plain::figures busy_echo(const plain::options& options) {
     std::deque<asking> questions;
     std::uint64_t finished = 0;
     for (std::uint32_t i = 0; i < options.clients; ++i) {
-        const std::uint64_t rounds = options.rounds / options.clients + (i < options.rounds % options.clients ? 1 : 0);
+        const std::uint64_t rounds = rounds_of(options, i);
         connect(servers.emplace_back(domain, engine, options), clients.emplace_back(domain, engine, options));
         answering.emplace_back(servers.back(), options, i, rounds);
         questions.emplace_back(clients.back(), domain, options, i, rounds, finished);
     }
     plain::figures figures{.rounds = options.rounds};
-    figures.total_ns = engine.reactor.run(timed([](auto& as, auto& qs) -> vb::task<> {
-        vb::scope scope;
-        for (auto& a : as) scope.spawn(a.run());
-        for (auto& q : qs) scope.spawn(q.run());
-        co_await scope.join();
-    }(answering, questions)));
+    figures.total_ns = engine.reactor.run(timed(both(answering, questions)));
     engine.add_counts(figures);
     for (const auto& a : answering) figures.errors += a.errors;
     for (const auto& q : questions) figures.errors += q.errors;
+    return figures;
+}
+
+plain::figures busy_one_way(const plain::options& options) {
+    const auto device = open(options);
+    const auto domain = vb::protection_domain::create(device).value();
+    engine engine(device, vb::wait_policy::spin_forever(), std::size_t{options.clients} * 4 * options.depth);
+    std::deque<end> heres, theres;
+    std::deque<sending> senders;
+    std::deque<taking> takers;
+    for (std::uint32_t i = 0; i < options.clients; ++i) {
+        connect(heres.emplace_back(domain, engine, options), theres.emplace_back(domain, engine, options));
+        senders.emplace_back(heres.back(), domain, options, i, rounds_of(options, i));
+        takers.emplace_back(theres.back(), i, rounds_of(options, i));
+    }
+    plain::figures figures{.rounds = options.rounds};
+    std::optional<doorbell_counter> doorbells;
+    if (options.count_doorbells) doorbells.emplace(device.native_handle());
+    figures.total_ns = engine.reactor.run(timed(both(takers, senders)));
+    if (doorbells) figures.doorbells = doorbells->count();
+    engine.add_counts(figures);
+    for (const auto& t : takers) figures.errors += t.errors;
     return figures;
 }
 

@@ -19,6 +19,9 @@ plain::figures parked_ping_pong(const plain::options& options);
 /// An echo server for `clients` connections, with its clients, on one reactor that never parks.
 plain::figures busy_echo(const plain::options& options);
 
+/// Messages without an answer, on one reactor that never parks: `in_flight` coroutines send on each connection.
+plain::figures busy_one_way(const plain::options& options);
+
 /// Each of `in_flight` coroutines awaits one write after another, on a reactor that never parks.
 plain::figures busy_writes(const plain::options& options);
 

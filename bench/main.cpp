@@ -17,6 +17,7 @@ struct named_bench {
 constexpr std::array benches{
     named_bench{"resume", bench::resume},
     named_bench{"ping-pong", bench::ping_pong},
+    named_bench{"throughput", bench::throughput},
 #ifdef VERBENA_BENCH_DEVX
     named_bench{"devx", bench::devx},
 #endif

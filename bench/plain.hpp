@@ -23,6 +23,7 @@ struct options {
     std::uint32_t idle_queues = 0;    ///< writes only: completion queues beside the one in use
     std::uint32_t pending = 0;        ///< awaited writes only: receives awaited meanwhile that never complete
     bool batched = false;             ///< coroutines only: what a turn posts is one call for each queue pair
+    bool count_doorbells = false;     ///< coroutines only: costs a call for each
     bool one_way = false;             ///< busy loops only: no reply, a round ends where its message arrives
     bool echoes = true;               ///< queries only: the device answers with the number that is in a command
     std::span<std::uint64_t> samples; ///< nanoseconds of each round, `rounds` of them; empty: the loop reads no clock
@@ -39,6 +40,7 @@ struct figures {
     std::uint64_t events = 0;
     std::uint64_t enters = 0;      ///< reactors only: calls of io_uring_enter
     std::uint64_t allocations = 0; ///< coroutines only
+    std::uint64_t doorbells = 0;   ///< calls of ibv_post_send; coroutines only, where they were to be counted
     std::uint64_t errors = 0;      ///< payloads that did not carry their number
 
     double ns_per_round() const { return static_cast<double>(total_ns) / static_cast<double>(rounds); }
