@@ -25,6 +25,9 @@ plain::figures busy_one_way(const plain::options& options);
 /// Each of `in_flight` coroutines awaits one write after another, on a reactor that never parks.
 plain::figures busy_writes(const plain::options& options);
 
+/// Two reactors that park at once, on two threads, wake each other by eventfds.
+plain::figures parked_eventfds(const plain::options& options);
+
 /// Whether the device answers a query with the number in it, as the test devices do. `unsupported`: it has no DEVX.
 verbena::result<bool> queries_echo(const std::string& device);
 

@@ -18,6 +18,7 @@ constexpr std::array benches{
     named_bench{"resume", bench::resume},
     named_bench{"ping-pong", bench::ping_pong},
     named_bench{"throughput", bench::throughput},
+    named_bench{"wakeup", bench::wakeup},
 #ifdef VERBENA_BENCH_DEVX
     named_bench{"devx", bench::devx},
 #endif

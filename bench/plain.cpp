@@ -1,11 +1,7 @@
-#include "plain_parts.hpp"
+#include "plain_side.hpp"
 
-#include <infiniband/verbs.h>
-
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-#include <algorithm>
 #include <array>
 #include <exception>
 #include <latch>
@@ -15,133 +11,6 @@
 
 namespace plain {
 namespace {
-
-constexpr std::uint32_t events_per_ack = 64;
-
-// A queue pair and its registered slots. A work request's wr_id names the connection and the slot.
-class connection {
-  public:
-    connection(const device& device, ibv_cq* cq, std::uint32_t index, std::uint32_t slots, const options& options)
-        : id_(std::uint64_t{index} << 32), stride_((std::size_t{options.message_bytes} + 63) / 64 * 64),
-          memory_(stride_ * slots),
-          region_(created(ibv_reg_mr(device.domain.get(), memory_.data(), memory_.size(), local_write), "ibv_reg_mr")),
-          qp_(device, cq, options.depth, options.depth) {
-        for (std::uint32_t slot = 0; slot < options.depth; ++slot) post_receive(slot, options.message_bytes);
-    }
-
-    void connect(const device& device, const connection& peer) { qp_.connect(device, peer.qp_.number()); }
-
-    void post_receive(std::uint32_t slot, std::uint32_t bytes) {
-        ibv_sge piece = slice(slot, bytes);
-        ibv_recv_wr request{.wr_id = id_ | slot, .next = nullptr, .sg_list = &piece, .num_sge = 1};
-        ibv_recv_wr* bad = nullptr;
-        if (const int code = ibv_post_recv(qp_.get(), &request, &bad)) fail(code, "ibv_post_recv");
-    }
-
-    void post_send(std::uint32_t slot, std::uint32_t bytes) {
-        ibv_sge piece = slice(slot, bytes);
-        ibv_send_wr request{};
-        request.wr_id = id_ | slot;
-        request.sg_list = &piece;
-        request.num_sge = 1;
-        request.opcode = IBV_WR_SEND;
-        request.send_flags = IBV_SEND_SIGNALED;
-        ibv_send_wr* bad = nullptr;
-        if (const int code = ibv_post_send(qp_.get(), &request, &bad)) fail(code, "ibv_post_send");
-    }
-
-    std::span<std::byte> payload(std::uint32_t slot, std::uint32_t bytes) {
-        return {memory_.data() + slot * stride_, bytes};
-    }
-
-  private:
-    ibv_sge slice(std::uint32_t slot, std::uint32_t bytes) const {
-        return {reinterpret_cast<std::uintptr_t>(memory_.data()) + slot * stride_, bytes, region_->lkey};
-    }
-
-    std::uint64_t id_;
-    std::size_t stride_;
-    std::vector<std::byte> memory_;
-    owned<ibv_mr, ibv_dereg_mr> region_;
-    rc_queue_pair qp_;
-};
-
-// One completion queue with its connections.
-class alignas(64) side {
-  public:
-    side(const device& device, std::uint32_t slots, bool parks, const options& options) {
-        if (parks) {
-            channel_.reset(created(ibv_create_comp_channel(device.context.get()), "ibv_create_comp_channel"));
-            set_non_blocking(channel_->fd);
-        }
-        const auto entries = static_cast<int>(options.clients * 2 * options.depth);
-        cq_.reset(created(ibv_create_cq(device.context.get(), entries, nullptr, channel_.get(), 0), "ibv_create_cq"));
-        connections.reserve(options.clients);
-        for (std::uint32_t i = 0; i < options.clients; ++i)
-            connections.emplace_back(device, cq_.get(), i, slots, options);
-    }
-    side(const side&) = delete;
-    side& operator=(const side&) = delete;
-    ~side() {
-        // An event that was got and not acked would block ibv_destroy_cq for ever.
-        if (unacked_ != 0) ibv_ack_cq_events(cq_.get(), unacked_);
-    }
-
-    // Takes one batch; answers whether there may be more.
-    template <class Handle>
-    bool poll(Handle&& handle, std::uint64_t& taken) {
-        std::array<ibv_wc, 32> entries;
-        ++counts.polls;
-        const int found = ibv_poll_cq(cq_.get(), static_cast<int>(entries.size()), entries.data());
-        if (found < 0) throw std::runtime_error("ibv_poll_cq failed");
-        for (const ibv_wc& entry : std::span(entries.data(), static_cast<std::size_t>(found))) {
-            if (entry.status != IBV_WC_SUCCESS) throw std::runtime_error(ibv_wc_status_str(entry.status));
-            handle(connections[entry.wr_id >> 32], entry);
-        }
-        taken += static_cast<std::uint64_t>(found);
-        return found == static_cast<int>(entries.size());
-    }
-
-    template <class Handle>
-    std::uint64_t drain(Handle&& handle) {
-        std::uint64_t taken = 0;
-        while (poll(handle, taken)) {}
-        return taken;
-    }
-
-    void arm() {
-        ++counts.arms;
-        check(ibv_req_notify_cq(cq_.get(), 0), "ibv_req_notify_cq");
-    }
-
-    // One arm gives at most one event, so one read is enough.
-    bool take_event() {
-        ibv_cq* cq = nullptr;
-        void* cookie = nullptr;
-        errno = 0;
-        if (ibv_get_cq_event(channel_.get(), &cq, &cookie) != 0) {
-            if (errno == EAGAIN) return false;
-            fail(errno != 0 ? errno : EIO, "ibv_get_cq_event");
-        }
-        ++counts.events;
-        if (++unacked_ == events_per_ack) {
-            ibv_ack_cq_events(cq, unacked_);
-            unacked_ = 0;
-        }
-        return true;
-    }
-
-    int channel_fd() const { return channel_->fd; }
-
-  private:
-    owned<ibv_comp_channel, ibv_destroy_comp_channel> channel_;
-    owned<ibv_cq, ibv_destroy_cq> cq_;
-    std::uint32_t unacked_ = 0;
-
-  public:
-    std::vector<connection> connections;
-    figures counts;
-};
 
 std::uint64_t number_of(std::uint32_t client, std::uint64_t message) { return std::uint64_t{client} << 48 | message; }
 
@@ -321,43 +190,6 @@ figures busy(const options& options) {
     return sum(options, c, s);
 }
 
-void watch(const descriptor& epoll, int fd) {
-    epoll_event event{};
-    // An armed queue owes one event at most and each is read, so edges suffice; level-triggered costs 1 % more.
-    event.events = EPOLLIN | EPOLLET;
-    event.data.fd = fd;
-    if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) fail(errno, "epoll_ctl");
-}
-
-// `quit` becomes readable when the other thread has failed.
-template <class Peer>
-void run_parked(Peer& peer, const descriptor& quit, std::latch& ready) {
-    const descriptor epoll(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
-    watch(epoll, peer.ends.channel_fd());
-    watch(epoll, quit.get());
-    ready.arrive_and_wait();
-    peer.start();
-    for (bool armed = false;;) {
-        peer.drain();
-        if (peer.done()) return;
-        if (!armed) {
-            peer.ends.arm();
-            armed = true;
-            // What was there before the arm raises no event.
-            if (peer.drain() != 0) continue;
-        }
-        ++peer.ends.counts.parks;
-        epoll_event event{};
-        if (::epoll_wait(epoll.get(), &event, 1, -1) < 0) {
-            if (errno == EINTR) continue;
-            fail(errno, "epoll_wait");
-        }
-        ++peer.ends.counts.wakes;
-        if (event.data.fd == quit.get()) return;
-        if (peer.ends.take_event()) armed = false;
-    }
-}
-
 } // namespace
 
 figures busy_ping_pong(const options& options) { return busy(options); }
@@ -376,7 +208,10 @@ figures parked_ping_pong(const options& options) {
     std::array<std::exception_ptr, 2> failures;
     const auto guarded = [&](auto& peer, std::exception_ptr& failure) noexcept {
         try {
-            run_parked(peer, quit, ready);
+            sleeper sleep(options.polls, {peer.ends.channel_fd(), quit.get()});
+            ready.arrive_and_wait();
+            peer.start();
+            run_parked(peer, sleep);
         } catch (...) {
             failure = std::current_exception();
             ::eventfd_write(quit.get(), 1);

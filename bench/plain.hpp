@@ -23,6 +23,7 @@ struct options {
     std::uint32_t idle_queues = 0;    ///< writes only: completion queues beside the one in use
     std::uint32_t pending = 0;        ///< awaited writes only: receives awaited meanwhile that never complete
     bool batched = false;             ///< coroutines only: what a turn posts is one call for each queue pair
+    bool polls = false;               ///< loops by hand that park: in poll(2), not in epoll_wait
     bool count_doorbells = false;     ///< coroutines only: costs a call for each
     bool one_way = false;             ///< busy loops only: no reply, a round ends where its message arrives
     bool echoes = true;               ///< queries only: the device answers with the number that is in a command
@@ -34,7 +35,7 @@ struct figures {
     std::uint64_t rounds = 0;
     std::uint64_t total_ns = 0; ///< from the first post to the last arrival
     std::uint64_t polls = 0;
-    std::uint64_t parks = 0; ///< calls of epoll_wait
+    std::uint64_t parks = 0; ///< calls of epoll_wait or poll
     std::uint64_t wakes = 0; ///< those of them that found something readable
     std::uint64_t arms = 0;
     std::uint64_t events = 0;
@@ -58,6 +59,9 @@ figures busy_echo(const options& options);
 /// RDMA writes of a queue pair that is connected to itself: a thread keeps `in_flight` of them posted, each by a call,
 /// and polls the completion queues in turn.
 figures busy_writes(const options& options);
+
+/// Two threads wake each other by eventfds, which each of them reads when it was woken. A round is both wakes.
+figures parked_eventfds(const options& options);
 
 /// Asynchronous DEVX queries of one object: one thread keeps `in_flight` of them unanswered, with outputs of
 /// `message_bytes`, and reads the descriptor over and over. `in_flight` queries before the first round and as many

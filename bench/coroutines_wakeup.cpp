@@ -1,0 +1,78 @@
+// Descriptors that become readable.
+
+#include "coroutines.hpp"
+
+#include <verbena/verbena.hpp>
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <future>
+#include <stdexcept>
+
+namespace coroutines {
+namespace {
+
+namespace vb = verbena;
+
+class event_descriptor {
+  public:
+    event_descriptor() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+        if (fd_ < 0) throw std::runtime_error("eventfd failed");
+    }
+    event_descriptor(const event_descriptor&) = delete;
+    event_descriptor& operator=(const event_descriptor&) = delete;
+    ~event_descriptor() { ::close(fd_); }
+
+    int get() const { return fd_; }
+    void wake() const {
+        if (::eventfd_write(fd_, 1) != 0) throw std::runtime_error("eventfd_write failed");
+    }
+    void take() const {
+        eventfd_t value = 0;
+        if (::eventfd_read(fd_, &value) != 0) throw std::runtime_error("eventfd_read failed");
+    }
+
+  private:
+    int fd_;
+};
+
+vb::task<> ask(vb::reactor& reactor, const event_descriptor& own, const event_descriptor& other, std::uint64_t rounds) {
+    for (std::uint64_t i = 0; i < rounds; ++i) {
+        other.wake();
+        (co_await reactor.wait_readable(own.get())).value();
+        own.take();
+    }
+}
+
+vb::task<> answer(vb::reactor& reactor, const event_descriptor& own, const event_descriptor& other,
+                  std::uint64_t rounds) {
+    for (std::uint64_t i = 0; i < rounds; ++i) {
+        (co_await reactor.wait_readable(own.get())).value();
+        own.take();
+        other.wake();
+    }
+}
+
+} // namespace
+
+plain::figures parked_eventfds(const plain::options& options) {
+    const event_descriptor here, there;
+    auto other = std::async(std::launch::async, [&] {
+        vb::reactor reactor({.wait = vb::wait_policy::park_at_once()});
+        reactor.run(answer(reactor, there, here, options.rounds));
+        return reactor.stats();
+    });
+    vb::reactor reactor({.wait = vb::wait_policy::park_at_once()});
+    plain::figures figures{.rounds = options.rounds};
+    const std::uint64_t started = plain::now_ns();
+    reactor.run(ask(reactor, here, there, options.rounds));
+    figures.total_ns = plain::now_ns() - started;
+    for (const auto& stats : {reactor.stats(), other.get()}) {
+        figures.parks += stats.parks;
+        figures.enters += stats.enters;
+    }
+    return figures;
+}
+
+} // namespace coroutines
