@@ -10,6 +10,7 @@ void ping_pong(const command_line& line, std::vector<row>& rows);
 void resume(const command_line& line, std::vector<row>& rows);
 void throughput(const command_line& line, std::vector<row>& rows);
 void wakeup(const command_line& line, std::vector<row>& rows);
+void scale(const command_line& line, std::vector<row>& rows);
 void devx(const command_line& line, std::vector<row>& rows);
 
 } // namespace bench

@@ -25,6 +25,10 @@ plain::figures busy_one_way(const plain::options& options);
 /// Each of `in_flight` coroutines awaits one write after another, on a reactor that never parks.
 plain::figures busy_writes(const plain::options& options);
 
+/// A reactor that parks, with `idle_queues` and one more attached, in which a coroutine sleeps over and over. Its time
+/// is CPU time.
+plain::figures parked_idle(const plain::options& options);
+
 /// Two reactors that park at once, on two threads, wake each other by eventfds.
 plain::figures parked_eventfds(const plain::options& options);
 

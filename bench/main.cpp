@@ -1,7 +1,7 @@
 // The main job: all benches in one run, or those that --only names.
 
 #include "benches.hpp"
-#include "write_instructions.hpp"
+#include "instructions.hpp"
 
 #include <verbena/verbs/context.hpp>
 
@@ -19,6 +19,7 @@ constexpr std::array benches{
     named_bench{"ping-pong", bench::ping_pong},
     named_bench{"throughput", bench::throughput},
     named_bench{"wakeup", bench::wakeup},
+    named_bench{"scale", bench::scale},
 #ifdef VERBENA_BENCH_DEVX
     named_bench{"devx", bench::devx},
 #endif
@@ -27,8 +28,8 @@ constexpr std::array benches{
 } // namespace
 
 int main(int argc, char** argv) try {
-    if (argc > 1 && argv[1] == std::string_view("--writes"))
-        return bench::run_writes({argv + 2, static_cast<std::size_t>(argc - 2)});
+    if (argc > 1 && argv[1] == std::string_view("--loop"))
+        return bench::run_loop({argv + 2, static_cast<std::size_t>(argc - 2)});
     auto line = bench::parse({argv, static_cast<std::size_t>(argc)});
     for (const std::string& name : line.only)
         if (std::ranges::find(benches, name, &named_bench::name) == benches.end())

@@ -3,6 +3,8 @@
 // The same work as the coroutine benches, written by hand over libibverbs and libmlx5 alone: the bar they are measured
 // against. Both ends live in this process, on port 1 of one device. Every function throws on failure.
 
+#include <time.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -20,8 +22,9 @@ struct options {
     std::uint32_t clients = 1;        ///< queue pairs on each side; each side has one completion queue
     std::uint32_t message_bytes = 64; ///< 8 or more
     std::uint32_t depth = 64;         ///< receives kept posted on each queue pair, at least twice `in_flight`
-    std::uint32_t idle_queues = 0;    ///< writes only: completion queues beside the one in use
+    std::uint32_t idle_queues = 0;    ///< writes and idle loops: completion queues beside the one in use
     std::uint32_t pending = 0;        ///< awaited writes only: receives awaited meanwhile that never complete
+    std::uint32_t sleep_us = 200;     ///< idle loops only: how long a round sleeps
     bool batched = false;             ///< coroutines only: what a turn posts is one call for each queue pair
     bool polls = false;               ///< loops by hand that park: in poll(2), not in epoll_wait
     bool count_doorbells = false;     ///< coroutines only: costs a call for each
@@ -57,11 +60,15 @@ figures parked_ping_pong(const options& options);
 figures busy_echo(const options& options);
 
 /// RDMA writes of a queue pair that is connected to itself: a thread keeps `in_flight` of them posted, each by a call,
-/// and polls the completion queues in turn.
+/// and polls the completion queues in turn. Its time is CPU time: that of others on the machine does not show.
 figures busy_writes(const options& options);
 
 /// Two threads wake each other by eventfds, which each of them reads when it was woken. A round is both wakes.
 figures parked_eventfds(const options& options);
+
+/// A round sleeps `sleep_us` in epoll_wait, with the channel of `idle_queues` armed completion queues and one more. Its
+/// time is CPU time.
+figures parked_idle(const options& options);
 
 /// Asynchronous DEVX queries of one object: one thread keeps `in_flight` of them unanswered, with outputs of
 /// `message_bytes`, and reads the descriptor over and over. `in_flight` queries before the first round and as many
@@ -74,6 +81,12 @@ figures parked_queries(const options& options);
 inline std::uint64_t now_ns() {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
     return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+inline std::uint64_t thread_cpu_ns() {
+    timespec now{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
 }
 
 /// Writes the number to both ends of the payload, so that a short or mixed message shows.

@@ -34,7 +34,7 @@ figures busy_writes(const options& options) {
         ++posted;
     };
     figures counts{.rounds = options.rounds};
-    const std::uint64_t started = now_ns();
+    const std::uint64_t started = thread_cpu_ns();
     while (posted < options.in_flight && posted < options.rounds) post(posted);
     for (std::uint64_t done = 0; done < options.rounds;) {
         for (const auto& queue : queues) {
@@ -48,7 +48,7 @@ figures busy_writes(const options& options) {
             done += static_cast<std::uint64_t>(found);
         }
     }
-    counts.total_ns = now_ns() - started;
+    counts.total_ns = thread_cpu_ns() - started;
     return counts;
 }
 

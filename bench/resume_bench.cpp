@@ -4,7 +4,7 @@
 #include "benches.hpp"
 #include "compare.hpp"
 #include "coroutines.hpp"
-#include "write_instructions.hpp"
+#include "instructions.hpp"
 
 namespace {
 
@@ -30,13 +30,13 @@ void bench::resume(const command_line& line, std::vector<row>& rows) {
     for (const std::uint32_t in_flight : {1, 16, 64, 1024}) {
         plain::options options{
             .device = line.device, .rounds = line.quick ? 200'000u : 1'000'000u, .in_flight = in_flight, .samples = {}};
-        const auto by_hand = instructions_per_write(writes::by_hand, options);
+        const auto by_hand = instructions("by-hand", options, 10'000);
         for (const bool batched : {false, true}) {
             options.batched = batched;
             row& row = rows.emplace_back(
                 compare({"resume", batched ? "batched" : "immediate", coroutines::busy_writes, plain::busy_writes},
                         options, line));
-            const auto awaited = instructions_per_write(writes::awaited, options);
+            const auto awaited = instructions("awaited", options, 10'000);
             row.extra = {{"over_ns", *row.ns - *row.plain_ns},
                          {"instr", awaited},
                          {"plain_instr", by_hand},

@@ -1,4 +1,4 @@
-#include "write_instructions.hpp"
+#include "instructions.hpp"
 
 #include "coroutines.hpp"
 
@@ -23,11 +23,11 @@ std::string own_path() {
     return {path.data(), static_cast<std::size_t>(length)};
 }
 
-std::optional<double> instructions(writes how, const plain::options& o) {
+std::optional<double> collected(std::string_view loop, const plain::options& o) {
     const std::string command = fmt::format(
-        "valgrind --tool=callgrind --callgrind-out-file=/dev/null '{}' --writes {} '{}' {} {} {} {} {} 2>&1",
-        own_path(), how == writes::awaited ? "awaited" : "by-hand", o.device, o.in_flight, o.rounds,
-        o.batched ? "batched" : "immediate", o.pending, o.idle_queues);
+        "valgrind --tool=callgrind --callgrind-out-file=/dev/null '{}' --loop {} '{}' {} {} {} {} {} {} 2>&1",
+        own_path(), loop, o.device, o.in_flight, o.rounds, o.batched ? "batched" : "immediate", o.pending,
+        o.idle_queues, o.sleep_us);
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> output(::popen(command.c_str(), "r"), ::pclose);
     if (!output) throw std::runtime_error("cannot run a shell");
     std::array<char, 512> line;
@@ -47,27 +47,37 @@ std::uint32_t number(std::string_view text) {
     return value;
 }
 
+struct named_loop {
+    std::string_view name;
+    plain::figures (*run)(const plain::options&);
+};
+
+constexpr std::array loops{named_loop{"awaited", coroutines::busy_writes}, named_loop{"by-hand", plain::busy_writes},
+                           named_loop{"idle", coroutines::parked_idle}};
+
 } // namespace
 
-std::optional<double> instructions_per_write(writes how, plain::options options) {
-    options.rounds = 2 * std::uint64_t{options.in_flight} + 1000;
-    const auto few = instructions(how, options);
-    options.rounds += 10'000;
-    const auto many = instructions(how, options);
+std::optional<double> instructions(std::string_view loop, plain::options options, std::uint32_t rounds) {
+    options.rounds = 2 * std::uint64_t{options.in_flight} + rounds / 10;
+    const auto few = collected(loop, options);
+    options.rounds += rounds;
+    const auto many = collected(loop, options);
     if (!few || !many) return std::nullopt;
-    return (*many - *few) / 10'000;
+    return (*many - *few) / rounds;
 }
 
-int run_writes(std::span<char*> a) {
-    if (a.size() != 7) throw std::invalid_argument("--writes is for the program itself");
+int run_loop(std::span<char*> a) {
+    if (a.size() != 8) throw std::invalid_argument("--loop is for the program itself");
     const plain::options options{.device = a[1],
                                  .rounds = number(a[3]),
                                  .in_flight = number(a[2]),
                                  .idle_queues = number(a[6]),
                                  .pending = number(a[5]),
+                                 .sleep_us = number(a[7]),
                                  .batched = a[4] == std::string_view("batched"),
                                  .samples = {}};
-    a[0] == std::string_view("awaited") ? coroutines::busy_writes(options) : plain::busy_writes(options);
+    for (const named_loop& l : loops)
+        if (l.name == a[0]) l.run(options);
     return 0;
 }
 
