@@ -11,6 +11,7 @@ void resume(const command_line& line, std::vector<row>& rows);
 void throughput(const command_line& line, std::vector<row>& rows);
 void wakeup(const command_line& line, std::vector<row>& rows);
 void scale(const command_line& line, std::vector<row>& rows);
+void policy(const command_line& line, std::vector<row>& rows);
 void devx(const command_line& line, std::vector<row>& rows);
 
 } // namespace bench

@@ -5,6 +5,7 @@
 #include "plain.hpp"
 
 #include <verbena/result.hpp>
+#include <verbena/wait_policy.hpp>
 
 #include <string>
 
@@ -31,6 +32,9 @@ plain::figures parked_idle(const plain::options& options);
 
 /// Two reactors that park at once, on two threads, wake each other by eventfds.
 plain::figures parked_eventfds(const plain::options& options);
+
+/// A coroutine takes the messages of a generator.
+plain::figures load(const plain::options& options, verbena::wait_policy wait);
 
 /// Whether the device answers a query with the number in it, as the test devices do. `unsupported`: it has no DEVX.
 verbena::result<bool> queries_echo(const std::string& device);

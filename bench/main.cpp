@@ -20,6 +20,7 @@ constexpr std::array benches{
     named_bench{"throughput", bench::throughput},
     named_bench{"wakeup", bench::wakeup},
     named_bench{"scale", bench::scale},
+    named_bench{"policy", bench::policy},
 #ifdef VERBENA_BENCH_DEVX
     named_bench{"devx", bench::devx},
 #endif

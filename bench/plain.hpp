@@ -25,6 +25,7 @@ struct options {
     std::uint32_t idle_queues = 0;    ///< writes and idle loops: completion queues beside the one in use
     std::uint32_t pending = 0;        ///< awaited writes only: receives awaited meanwhile that never complete
     std::uint32_t sleep_us = 200;     ///< idle loops only: how long a round sleeps
+    double rate = 0;                  ///< of offered load: messages a second; 0: as many as are taken
     bool batched = false;             ///< coroutines only: what a turn posts is one call for each queue pair
     bool polls = false;               ///< loops by hand that park: in poll(2), not in epoll_wait
     bool count_doorbells = false;     ///< coroutines only: costs a call for each
@@ -37,6 +38,7 @@ struct options {
 struct figures {
     std::uint64_t rounds = 0;
     std::uint64_t total_ns = 0; ///< from the first post to the last arrival
+    std::uint64_t cpu_ns = 0;   ///< of the thread that serves offered load
     std::uint64_t polls = 0;
     std::uint64_t parks = 0; ///< calls of epoll_wait or poll
     std::uint64_t wakes = 0; ///< those of them that found something readable
@@ -65,6 +67,11 @@ figures busy_writes(const options& options);
 
 /// Two threads wake each other by eventfds, which each of them reads when it was woken. A round is both wakes.
 figures parked_eventfds(const options& options);
+
+/// Takes the messages of a generator on another thread, which come at random times and wait for nobody. A sample is the
+/// time from when a message was due. Busy, or asleep in epoll_wait when nothing is there.
+figures busy_load(const options& options);
+figures parked_load(const options& options);
 
 /// A round sleeps `sleep_us` in epoll_wait, with the channel of `idle_queues` armed completion queues and one more. Its
 /// time is CPU time.

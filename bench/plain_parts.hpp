@@ -121,11 +121,13 @@ class rc_queue_pair {
         modify(attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     }
 
-    void connect(const device& device, std::uint32_t peer) {
+    /// This end sends from packet sequence number 0 on, and the peer from `psn`.
+    void connect(const device& device, std::uint32_t peer, std::uint32_t psn = 0) {
         ibv_qp_attr attr{};
         attr.qp_state = IBV_QPS_RTR;
         attr.path_mtu = device.port.active_mtu;
         attr.dest_qp_num = peer;
+        attr.rq_psn = psn;
         attr.max_dest_rd_atomic = 1;
         attr.min_rnr_timer = 12;
         attr.ah_attr.port_num = port_number;

@@ -27,7 +27,9 @@ class connection {
         for (std::uint32_t slot = 0; slot < options.depth; ++slot) post_receive(slot, options.message_bytes);
     }
 
-    void connect(const device& device, const connection& peer) { qp_.connect(device, peer.qp_.number()); }
+    void connect(const device& device, const connection& peer) { connect(device, peer.number()); }
+    void connect(const device& device, std::uint32_t peer, std::uint32_t psn = 0) { qp_.connect(device, peer, psn); }
+    std::uint32_t number() const { return qp_.number(); }
 
     void post_receive(std::uint32_t slot, std::uint32_t bytes) {
         ibv_sge piece = slice(slot, bytes);
