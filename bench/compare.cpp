@@ -9,6 +9,7 @@ struct measured {
     plain::figures figures;
     double median = 0;
     double p99 = 0;
+    histogram latencies{};
 };
 
 measured measure(loop run, const plain::options& options, const command_line& line, bool latencies) {
@@ -21,6 +22,7 @@ measured measure(loop run, const plain::options& options, const command_line& li
         if (samples.empty()) return m;
         m.median = percentile(samples, 0.5);
         m.p99 = percentile(samples, 0.99);
+        m.latencies = histogram_of(samples);
         return m;
     };
     if (line.counted && line.quick) return once();
@@ -43,9 +45,12 @@ row compare(const work& work, const plain::options& options, const command_line&
             .plain_ns = by_hand.figures.ns_per_round(),
             .counted = line.counted,
             .extra = {}};
-    if (latencies)
+    if (latencies) {
         row.extra = {
             {"median", ours.median}, {"p99", ours.p99}, {"plain_median", by_hand.median}, {"plain_p99", by_hand.p99}};
+        row.latencies = ours.latencies;
+        row.plain_latencies = by_hand.latencies;
+    }
     const auto counts = [&](const std::string& prefix, const plain::figures& f, loop run) {
         if (!work.parks && !line.counted) return;
         if (work.parks)

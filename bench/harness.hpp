@@ -14,11 +14,13 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -95,6 +97,16 @@ auto median_of_three(Run&& run, Key&& key) {
     return std::move(results[1]);
 }
 
+/// Latencies by powers of two: how many were below 2^index nanoseconds, and not below half of that.
+using histogram = std::array<std::uint64_t, 40>;
+
+inline histogram histogram_of(std::span<const std::uint64_t> samples) {
+    histogram counts{};
+    for (const std::uint64_t sample : samples)
+        ++counts[std::min<std::size_t>(static_cast<std::size_t>(std::bit_width(sample)), counts.size() - 1)];
+    return counts;
+}
+
 /// What a row may show at most in one of its columns.
 struct bar {
     std::string column; ///< "ratio" or one of `extra`
@@ -112,7 +124,9 @@ struct row {
     bool counted = false;
     std::vector<std::pair<std::string, std::optional<double>>> extra; ///< p99, parks, wakes, ...
     std::vector<bar> bars{};                                          ///< held by --check
-    std::optional<std::string> fault{};                               ///< why its hand-written loop is no bar
+    std::optional<histogram> latencies{};
+    std::optional<histogram> plain_latencies{};
+    std::optional<std::string> fault{}; ///< why its hand-written loop is no bar
 
     std::optional<double> ratio() const {
         if (!ns || !plain_ns || *plain_ns == 0) return std::nullopt;
@@ -174,6 +188,35 @@ inline void print_section(std::span<const row> rows) {
     }
 }
 
+/// Below its section: the share of the rounds, in per cent, that took less than so many microseconds, and not less than
+/// half of that.
+inline void print_histograms(std::span<const row> rows) {
+    struct line {
+        std::string name;
+        const histogram* counts;
+    };
+    std::vector<line> lines;
+    for (const row& r : rows) {
+        const std::string name = fmt::format("{} {}, {} in flight", r.bench, r.mode, r.in_flight);
+        if (r.latencies) lines.push_back({name, &*r.latencies});
+        if (r.plain_latencies) lines.push_back({name + ", by hand", &*r.plain_latencies});
+    }
+    const auto used = [&](std::size_t i) {
+        return std::ranges::any_of(lines, [&](const line& l) { return (*l.counts)[i] != 0; });
+    };
+    if (lines.empty()) return;
+    fmt::print("\n{:<44}", "% of the rounds took less than (µs)");
+    for (std::size_t i = 0; i < histogram{}.size(); ++i)
+        if (used(i)) fmt::print("{:>8}", detail::text(static_cast<double>(1ULL << i) / 1000, ""));
+    for (const line& l : lines) {
+        const auto all = static_cast<double>(std::accumulate(l.counts->begin(), l.counts->end(), std::uint64_t{0}));
+        fmt::print("\n{:<44}", l.name);
+        for (std::size_t i = 0; i < l.counts->size(); ++i)
+            if (used(i)) fmt::print("{:>8.2f}", 100 * static_cast<double>((*l.counts)[i]) / all);
+    }
+    fmt::print("\n");
+}
+
 /// A section for each bench, with its own columns.
 inline void print_table(std::span<const row> rows) {
     while (!rows.empty()) {
@@ -181,6 +224,7 @@ inline void print_table(std::span<const row> rows) {
         const auto section = rows.first(static_cast<std::size_t>(end - rows.begin()));
         fmt::print("\n");
         print_section(section);
+        print_histograms(section);
         rows = rows.subspan(section.size());
     }
     std::fflush(stdout);
@@ -211,6 +255,13 @@ inline void print_json(std::span<const row> rows) {
                    detail::text(r.ratio(), "null"), r.counted);
         for (const auto& [name, number] : r.extra)
             fmt::print(", {}: {}", detail::quoted(name), detail::text(number, "null"));
+        const auto list = [](const char* name, const histogram& counts) {
+            fmt::print(", \"{}\": [", name);
+            for (std::size_t i = 0; i < counts.size(); ++i) fmt::print("{}{}", i == 0 ? "" : ", ", counts[i]);
+            fmt::print("]");
+        };
+        if (r.latencies) list("latencies", *r.latencies);
+        if (r.plain_latencies) list("plain_latencies", *r.plain_latencies);
         fmt::print("}}");
     }
     fmt::print("]\n");

@@ -6,6 +6,8 @@
 #include "coroutines.hpp"
 #include "instructions.hpp"
 
+#include <vector>
+
 namespace {
 
 /// Instructions over the loop by hand.
@@ -27,7 +29,8 @@ double allocations_per_write(plain::options options) {
 } // namespace
 
 void bench::resume(const command_line& line, std::vector<row>& rows) {
-    for (const std::uint32_t in_flight : {1, 16, 64, 1024}) {
+    using counts = std::vector<std::uint32_t>;
+    for (const std::uint32_t in_flight : line.quick ? counts{1, 16, 64} : counts{1, 16, 64, 1024}) {
         plain::options options{
             .device = line.device, .rounds = line.quick ? 200'000u : 1'000'000u, .in_flight = in_flight, .samples = {}};
         const auto by_hand = instructions("by-hand", options, 10'000);

@@ -11,7 +11,7 @@
 namespace {
 
 /// How often the instructions of the smallest row the others may take at most.
-constexpr double most_pending = 1.2, most_parked = 1000;
+constexpr double most_pending = 1.2, most_parked = 2000;
 
 std::optional<double> over(std::optional<double> a, std::optional<double> b) {
     return a && b ? std::optional(*a / *b) : std::nullopt;
