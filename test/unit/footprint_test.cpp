@@ -32,8 +32,8 @@ TEST_CASE("what a pending operation takes") {
     } sizes[] = {
         {"a posted work request, in its reactor's table", sizeof(detail::table_entry), 64},
         {"a receive that a receiver keeps posted, besides", sizeof(detail::receiver_core::slot_state), 72},
-        {"a send, in the frame", in_frame<vb::send_operation>, 512},
-        {"a receive, in the frame", in_frame<vb::recv_operation>, 512},
+        {"a send, in the frame", in_frame<vb::send_operation>, 384},
+        {"a receive, in the frame", in_frame<vb::recv_operation>, 384},
         {"flushed, in the frame", in_frame<vb::flush_operation>, 192},
         {"receiver.next, in the frame", in_frame<vb::next_operation>, 80},
         {"sleep_for, in the frame", in_frame<vb::sleep_operation>, 160},
