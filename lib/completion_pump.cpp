@@ -37,6 +37,7 @@ attached_queue::~attached_queue() {
     forget_arm();
     if (queue_->owes_event) --pump_.owing_;
     pay_acks(*queue_);
+    pump_.reactor().forget(*this);
     queue_->attachment.store(nullptr);
 }
 
@@ -62,7 +63,7 @@ unsigned attached_queue::drain(unsigned budget) noexcept {
             fail();
         ++reactor.counters.empty_polls;
     }
-    if (armed_ && total > 0) found_while_armed_ = true;
+    if (armed_ && total > 0) found_armed();
     return total;
 }
 
@@ -78,7 +79,7 @@ void attached_queue::sweep() noexcept {
         pump_.reactor().dispatch(entries.data(), polled, *this);
         total += polled;
     }
-    if (armed_ && total > 0) found_while_armed_ = true;
+    if (armed_ && total > 0) found_armed();
 }
 
 void attached_queue::fail() noexcept {
@@ -94,12 +95,13 @@ void attached_queue::overran() noexcept {
 }
 
 void attached_queue::device_lost() noexcept {
-    queue_->failed.store(true); // what lies in it is still swept
+    queue_->failed.store(true); // what lies in it is still polled
+    forget_arm();
     pump_.reactor().queue_failed(*queue_, errc::device_removed);
 }
 
 bool attached_queue::arm() noexcept {
-    if (armed_ || failed_) return false;
+    if (armed_ || failed_ || pump_.fd() < 0) return false;
     // For all completions: one armed for solicited ones only would never report a send.
     if (!check_errno_value("ibv_req_notify_cq", [this] { return ibv_req_notify_cq(queue_->native, 0); })) {
         fail();
@@ -116,14 +118,24 @@ void attached_queue::took_event() noexcept {
     if (++queue_->unacked_events >= ack_batch) pay_acks(*queue_);
     if (armed_) --pump_.armed_;
     if (std::exchange(queue_->owes_event, false)) --pump_.owing_;
-    armed_ = found_while_armed_ = overdue_ = false;
+    disarmed();
 }
 
 void attached_queue::forget_arm() noexcept {
     if (!armed_) return;
     --pump_.armed_;
     if (!std::exchange(queue_->owes_event, true)) ++pump_.owing_;
+    disarmed();
+}
+
+void attached_queue::disarmed() noexcept {
     armed_ = found_while_armed_ = overdue_ = false;
+    pump_.reactor().poll_again(*this);
+}
+
+void attached_queue::found_armed() noexcept {
+    found_while_armed_ = true;
+    pump_.reactor().poll_again(*this);
 }
 
 bool attached_queue::event_lost() noexcept {
@@ -158,13 +170,6 @@ attached_queue& completion_pump::add(std::unique_ptr<attached_queue> queue) {
 void completion_pump::remove(attached_queue& queue) noexcept {
     take_all_events();
     std::erase_if(queues_, [&](const auto& attached) { return attached.get() == &queue; });
-}
-
-bool completion_pump::arm() noexcept {
-    bool any = false;
-    if (channel_ && !ended_)
-        for (const auto& queue : queues_) any = queue->arm() || any;
-    return any;
 }
 
 void completion_pump::fail() noexcept { device_lost(*channel_->context); }

@@ -33,8 +33,11 @@ class attached_queue final : public cq_attachment {
     unsigned drain(unsigned budget) noexcept;
     /// The same into a few entries on the stack, at most as many as the queue can hold: part of a quiesce.
     void sweep() noexcept;
+    /// Asks for an event. It must be drained once more before sleeping. False: it was not newly armed.
     bool arm() noexcept;
     bool armed() const noexcept { return armed_; }
+    /// Whether it need not be polled: an event will tell.
+    bool silent() const noexcept { return failed_ || (armed_ && !found_while_armed_); }
     void took_event() noexcept;
     /// The device has lost entries of it: their operations would wait for ever.
     void overran() noexcept;
@@ -52,6 +55,9 @@ class attached_queue final : public cq_attachment {
     void fail() noexcept;
     /// The arm is not relied on any more, but its event may be on the way.
     void forget_arm() noexcept;
+    void disarmed() noexcept;
+    /// Its event is on the way, and no further one comes before that was taken.
+    void found_armed() noexcept;
 
     completion_pump& pump_;
     std::shared_ptr<completion_queue_state> queue_;
@@ -63,6 +69,9 @@ class attached_queue final : public cq_attachment {
     bool failed_ = false;
     bool found_while_armed_ = false;
     bool overdue_ = false; ///< so it was at the last tick already
+
+  public:
+    bool polled = true; ///< in every round; its reactor's to change
 };
 
 /// One completion channel and its attached queues, or the queues that have none. The only place that knows the order
@@ -84,8 +93,6 @@ class completion_pump final : public watch {
 
     /// Readable when an armed queue has something; -1: they can only be polled.
     int fd() const noexcept { return channel_ && !ended_ ? channel_->native->fd : -1; }
-    /// Asks for events. The queues must be drained once more before sleeping. False: nothing was newly armed.
-    bool arm() noexcept;
     /// The descriptor reported its end: everyone who waits for it is told.
     void fail() noexcept;
 

@@ -25,7 +25,9 @@ constinit thread_local reactor_core* running_here = nullptr;
 constexpr unsigned run_budget = 256;
 constexpr unsigned run_rounds = 8; // of drain and resume in a turn, while there are completions
 constexpr unsigned collect_budget = 64;
-constexpr unsigned measured_first = 5; // parks, as many as the median is of,
+constexpr std::size_t silent_at_once = 64;
+constexpr std::uint64_t busy_look = 256; // turns
+constexpr unsigned measured_first = 5;   // parks, as many as the median is of,
 constexpr unsigned measured_every = 64;
 
 // While it lives, what coroutines of this thread make ready goes to the reactor's list.
@@ -104,7 +106,6 @@ reactor_core::~reactor_core() {
             pump->take_all_events();
             if (pump->fd() >= 0) (void)backend_->remove(*pump).has_value();
         }
-    queues_.clear();
     pumps_.clear();
     waker_.store(nullptr);
     stops->close();
@@ -250,6 +251,8 @@ result<void> reactor_core::attach(std::shared_ptr<completion_queue_state> queue,
     if (!queue->attachment.compare_exchange_strong(none, attached.get()))
         broken_rule("one completion queue was attached by two threads at once");
     queues_.push_back(attached.get());
+    polled_.reserve(queues_.capacity());
+    polled_.push_back(attached.get());
     pump.add(std::move(attached));
     if (fresh) pumps_.push_back(std::move(fresh));
     pump.take_all_events();
@@ -268,7 +271,6 @@ result<void> reactor_core::detach(completion_queue_state& queue) {
     });
     const auto pump =
         std::find_if(pumps_.begin(), pumps_.end(), [&](const auto& p) { return p->find(queue) != nullptr; });
-    std::erase(queues_, attached);
     (*pump)->remove(*attached);
     if ((*pump)->empty()) {
         if (backend_ && (*pump)->fd() >= 0)
@@ -298,6 +300,11 @@ void reactor_core::unwatch(readable_source& source) noexcept {
 void reactor_core::detach(readable_source& source) noexcept {
     unwatch(source);
     std::erase(readable_sources_, &source);
+}
+
+void reactor_core::forget(attached_queue& queue) noexcept {
+    std::erase(queues_, &queue);
+    std::erase(polled_, &queue);
 }
 
 void reactor_core::sweep(completion_queue_state& queue) noexcept {
@@ -344,7 +351,8 @@ void reactor_core::flush_batches() noexcept {
 
 inline unsigned reactor_core::drain(unsigned budget) noexcept {
     unsigned total = 0;
-    for (attached_queue* queue : queues_) total += queue->drain(budget);
+    // Reading one may add others.
+    for (std::size_t i = 0; i < polled_.size(); ++i) total += polled_[i]->drain(budget);
     if (!readable.empty()) [[unlikely]]
         total += drain_readable(budget);
     return total;
@@ -431,18 +439,21 @@ unsigned reactor_core::serve_others(unsigned budget) {
     if (process.forked()) return done;
     if (stops->waiting()) done += stops->serve();
     done += serve_timers(budget);
+    // One that is never idle has no ticks.
+    if (polled_.size() != queues_.size() && counters.turns % busy_look == 0 && check_interval_.count() > 0) [[unlikely]]
+        done += look_at_silent();
     if (backend_->pending()) done += backend_->collect(collect_budget);
     flush_batches();
     settle();
     return done;
 }
 
-std::optional<time_point> reactor_core::next_wake() {
+std::optional<time_point> reactor_core::next_wake(unsigned& found) {
     auto wake = timers.earliest();
     if (check_interval_ > std::chrono::nanoseconds::zero() && table.used() > 0) {
         const time_point now = clock_->now();
         if (next_check_ <= now) {
-            check_queues(now);
+            found = check_queues();
             next_check_ = after(now, check_interval_);
         }
         if (!wake || next_check_ < *wake) wake = next_check_;
@@ -450,28 +461,41 @@ std::optional<time_point> reactor_core::next_wake() {
     return wake;
 }
 
-// Every turn polls every queue, so that an entry without an event waits no longer than the tick which ends the park.
-// What is left to do here is to tell a lost event from a late one.
-void reactor_core::check_queues(time_point) noexcept {
-    for (const auto& pump : pumps_)
-        for (const auto& queue : pump->queues()) {
-            if (!queue->event_lost()) continue;
-            ++counters.rescued;
-            // A second loss is no accident.
-            check_interval_ = counters.rescued > 1 ? std::chrono::milliseconds{1} : check_interval_;
-        }
+unsigned reactor_core::look_at_silent() noexcept {
+    unsigned found = 0;
+    for (std::size_t left = std::min(queues_.size(), silent_at_once); left > 0; --left) {
+        attached_queue& queue = *queues_[next_looked_at_++ % queues_.size()];
+        if (!queue.polled) found += queue.drain(run_budget);
+    }
+    return found;
+}
+
+// An entry without an event waits for a tick, or for as many as it takes to look at all queues. What was found so tells
+// a lost event from a late one.
+unsigned reactor_core::check_queues() noexcept {
+    const unsigned found = look_at_silent();
+    for (attached_queue* queue : polled_) {
+        if (!queue->event_lost()) continue;
+        ++counters.rescued;
+        // A second loss is no accident.
+        check_interval_ = counters.rescued > 1 ? std::chrono::milliseconds{1} : check_interval_;
+    }
+    return found;
 }
 
 result<unsigned> reactor_core::park(bool& found) {
     found = true;
-    const auto deadline = next_wake();
+    unsigned entries = 0;
+    const auto deadline = next_wake(entries);
     bool armed = false;
-    for (const auto& pump : pumps_) armed = pump->arm() || armed;
-    if (armed && drain(run_budget) > 0) {
-        settle();
-        return 0;
-    }
+    for (attached_queue* queue : polled_) armed = queue->arm() || armed;
+    if (armed) entries += drain(run_budget);
+    std::erase_if(polled_, [](attached_queue* queue) {
+        queue->polled = !queue->silent();
+        return !queue->polled;
+    });
     settle();
+    if (entries > 0) return 0;
     if (!ready.empty() || !readable.empty() || !batches.empty() || posted_waiting_.load() || stops->waiting() ||
         stopping_.load())
         return 0;

@@ -25,6 +25,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace verbena::detail {
@@ -57,6 +58,11 @@ class reactor_core {
     void mail() noexcept;
     void forget(async_source& source) noexcept { std::erase(event_sources_, &source); }
     const auto& pumps() const noexcept { return pumps_; }
+    void forget(attached_queue& queue) noexcept;
+    /// From now on in every round.
+    void poll_again(attached_queue& queue) noexcept {
+        if (!std::exchange(queue.polled, true)) polled_.push_back(&queue);
+    }
     /// Everything of this context ends, after the batch.
     void device_lost(const context_state& context) noexcept;
     reactor_stats stats() const noexcept;
@@ -127,8 +133,11 @@ class reactor_core {
     result<unsigned> park(bool& found);
     /// `park` under the adaptive policy, which learns what it costs.
     result<unsigned> park_measured(bool& found);
-    void check_queues(time_point now) noexcept;
-    std::optional<time_point> next_wake();
+    /// Polls up to 64 queues whose event may have been lost.
+    unsigned look_at_silent() noexcept;
+    unsigned check_queues() noexcept;
+    /// `found`: entries without an event.
+    std::optional<time_point> next_wake(unsigned& found);
     attached_queue* attachment_of(const completion_queue_state& queue) const noexcept;
     result<void> watch_channel(completion_pump& pump);
     /// The one source of this context here; it lives as long as somebody holds it.
@@ -145,6 +154,8 @@ class reactor_core {
     std::unique_ptr<wait_backend> backend_;
     std::vector<std::unique_ptr<completion_pump>> pumps_;
     std::vector<attached_queue*> queues_; ///< of all of them
+    std::vector<attached_queue*> polled_; ///< those that are not known to be silent, with room for all
+    std::size_t next_looked_at_ = 0;      ///< of the others, in `look_at_silent`
     std::vector<async_source*> event_sources_;
     std::vector<readable_source*> readable_sources_;
     std::atomic<std::uint64_t> owner_{nobody}; ///< a thread's number

@@ -105,15 +105,31 @@ struct lab {
         control.release(receives());
         control.at(point::arm_ends, {});
         control.at(point::poll_ends, {});
+        control.at(point::post_send_ends, {});
         armed_.clear();
+        silent_.clear();
     }
     /// From now on every completion lands when its queue was armed and then found empty: the reactor is about to sleep,
-    /// and the event wakes it.
+    /// and the event wakes it. If that has been before, with the post: such a queue is polled no more.
     void complete_asleep() {
         hold();
-        control.at(point::arm_ends, [this](const auto& at) { armed_.insert(at.cq); });
+        control.at(point::arm_ends, [this](const auto& at) {
+            armed_.insert(at.cq);
+            silent_.erase(at.cq);
+        });
         control.at(point::poll_ends, [this](const auto& at) {
-            if (armed_.contains(at.cq) && let_go(at.cq) > 0) armed_.erase(at.cq);
+            if (!armed_.contains(at.cq)) return;
+            if (let_go(at.cq) > 0)
+                armed_.erase(at.cq);
+            else
+                silent_.insert(at.cq);
+        });
+        control.at(point::post_send_ends, [this](const auto&) {
+            for (const ibv_cq* cq : std::set(silent_))
+                if (let_go(cq) > 0) {
+                    armed_.erase(cq);
+                    silent_.erase(cq);
+                }
         });
     }
     /// From now on every completion lands when its queue has just been armed: there is an event, and the drain before
@@ -121,6 +137,7 @@ struct lab {
     void complete_at_arm() {
         hold();
         control.at(point::poll_ends, {});
+        control.at(point::post_send_ends, {});
         control.at(point::arm_ends, [this](const auto& at) { let_go(at.cq); });
     }
 
@@ -146,6 +163,7 @@ struct lab {
     }
 
     std::set<const ibv_cq*> armed_;
+    std::set<const ibv_cq*> silent_; ///< of these
 };
 
 /// A connection beside that of the lab, in a queue of its own.
