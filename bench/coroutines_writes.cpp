@@ -118,12 +118,12 @@ plain::figures parked_idle(const plain::options& options) {
     const auto queues = attached(reactor, device, channel, slots, options.idle_queues);
     const waiting waiting(reactor, domain, slots, 1, channel);
     plain::figures figures{.rounds = options.rounds};
-    // What comes first arms every queue.
     const auto sleeps = [&](std::uint64_t rounds) -> vb::task<> {
         for (std::uint64_t i = 0; i < rounds; ++i)
             co_await reactor.sleep_for(std::chrono::microseconds{options.sleep_us});
     };
-    reactor.run(sleeps(1));
+    // Long enough to come to rest, also where each instruction takes a hundred times as long.
+    reactor.run([](vb::reactor& r) -> vb::task<> { co_await r.sleep_for(std::chrono::milliseconds{300}); }(reactor));
     const std::uint64_t started = plain::thread_cpu_ns();
     reactor.run(sleeps(options.rounds));
     figures.total_ns = plain::thread_cpu_ns() - started;

@@ -11,7 +11,7 @@
 namespace {
 
 /// How often the instructions of the smallest row the others may take at most.
-constexpr double most_pending = 1.2, most_parked = 2000;
+constexpr double most_pending = 1.2, most_woken = 1.2, most_parked = 8;
 
 std::optional<double> over(std::optional<double> a, std::optional<double> b) {
     return a && b ? std::optional(*a / *b) : std::nullopt;
@@ -71,7 +71,7 @@ void bench::scale(const command_line& line, std::vector<row>& rows) {
             o.sleep_us = sleep_us;
             auto r = compare({"scale", mode, coroutines::parked_idle, plain::parked_idle}, o, line);
             idle.add(std::move(r), "count", count, instructions("idle", o, sleep_us > 200 ? 5 : 50))
-                .bars.push_back({"instr_growth", most_parked});
+                .bars.push_back({"instr_growth", sleep_us > 200 ? most_parked : most_woken});
         }
     }
 }

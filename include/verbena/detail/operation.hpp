@@ -60,12 +60,13 @@ struct completion_outcome {
 
 /// How a request is posted, as far as its queue pair has no say.
 enum class post_way : std::uint8_t {
-    direct, ///< with `direct_with`: a signaled send, write or read of so many slices, without inline data or destination
+    direct, ///< see `direct_with`: a signaled send, write or read, without inline data or destination
     checked = 100,
     inline_receives, ///< from here on: mistakes
     remote_too_short,
     no_atomic,
 };
+/// The short way, with so many slices.
 constexpr post_way direct_with(std::uint32_t slices) noexcept { return static_cast<post_way>(slices); }
 
 /// A work request as the device reads it, made where its operation is, so that a post only gives it its number.
