@@ -35,7 +35,7 @@ TEST_CASE("the completion of a lost event is found by the safety re-poll, and th
         l.control.drop_events(l.receives(), 1);
         l.reactor.run(exchange(l, log));
         CHECK(log.successes == 2);
-        CHECK(l.reactor.stats().turns < 50); // by a tick
+        CHECK(l.reactor.stats().turns < 50);   // by a tick
         CHECK(l.reactor.stats().rescued == 0); // the event may be late only
         l.reactor.run([](lab& own) -> vb::task<> {
             while (own.reactor.stats().rescued == 0) co_await own.reactor.sleep_for(tick);
