@@ -26,8 +26,8 @@ namespace seeds {
 namespace sim = verbena::sim;
 using verbena::detail::time_point;
 
-/// The manual clock of a device. Looking at it takes time, as polling does: so a reactor that spins with nothing to poll
-/// gets on as well.
+/// The manual clock of a device. Looking at it takes time, as polling does: so a reactor that spins with nothing to
+/// poll gets on as well.
 class device_clock final : public verbena::detail::clock_source {
   public:
     explicit device_clock(const sim::control& device) noexcept : device_(device) {}
