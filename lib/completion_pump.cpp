@@ -47,11 +47,11 @@ unsigned attached_queue::drain(unsigned budget) noexcept {
     reactor_core& reactor = pump_.reactor();
     unsigned total = 0;
     unsigned room;
-    int polled;
+    int polled = 1;
     do {
-        room = std::min(most_, budget - total); // 0: it has failed, or may take nothing
+        room = std::min(most_, budget - total); // 0: it has failed, or the budget is spent
         if (room == 0) [[unlikely]]
-            return total;
+            break;
         polled = ibv_poll_cq(queue_->native, static_cast<int>(room), entries_);
         ++reactor.counters.polls;
         if (polled <= 0) break;
@@ -154,6 +154,7 @@ void attached_queue::resized() noexcept { forget_arm(); }
 
 completion_pump::~completion_pump() {
     queues_.clear();
+    if (auto* backend = reactor_.backend(); backend != nullptr && watching()) (void)backend->remove(*this).has_value();
     if (channel_) channel_->owner.store(nullptr);
 }
 

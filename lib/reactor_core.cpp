@@ -564,6 +564,9 @@ result<unsigned> reactor_core::poll(unsigned budget) {
     if (auto started = start(); !started) return std::move(started).error();
     const running current(*this);
     ++counters.turns;
+    // Whoever calls this looks for himself: no event need come first.
+    if (polled_.size() != queues_.size())
+        for (attached_queue* queue : queues_) poll_again(*queue);
     const unsigned done = round(budget);
     return done + serve_others(budget);
 }

@@ -110,9 +110,6 @@ static_assert(offsetof(device_request, send) == 0);
 /// The part of the awaiter of a work request that the runtime knows.
 class operation_state : public ready_node {
   public:
-    ~operation_state() {
-        if (phase_ != operation_phase::ended && phase_ != operation_phase::idle) leave();
-    }
     operation_state& operator=(const operation_state&) = delete;
 
     /// One that is posted takes its queue pair with it, and ends when that was flushed.
@@ -124,6 +121,17 @@ class operation_state : public ready_node {
     operation_state(const operation_state& other) noexcept
         : ready_node(), qp_(other.qp_), count_(other.count_), request_(other.request_) {}
 
+    template <class>
+    friend class work_awaiter;
+    bool begin(std::coroutine_handle<> waiting) noexcept {
+        continuation = waiting;
+        return submit(*this);
+    }
+    /// Nobody awaits it any more.
+    void abandon() noexcept {
+        if (phase_ != operation_phase::ended && phase_ != operation_phase::idle) leave();
+        unlink();
+    }
     VERBENA_API static bool submit(operation_state& operation) noexcept;
     bool succeeded() const noexcept { return !outcome_.failed; }
     VERBENA_API error failure() const;

@@ -51,7 +51,8 @@ class VERBENA_API completion_queue {
     result<void> resize(std::size_t capacity) const;
 
     /// Asks the device to hold an event back until `count` completions are there or `period` has passed: fewer wakes of
-    /// a reactor that sleeps, and later ones; polling is as before. Any thread may call it, attached or not.
+    /// a reactor that sleeps, and later ones: it polls no queue that it found empty before it slept until that event
+    /// comes. Any thread may call it, attached or not.
     /// errc::invalid_argument: a period below 0 or above 65535 us, or more than the device takes (mlx5: 4095 us);
     /// errc::unsupported: the device cannot, as rxe (ibv_modify_cq, IBV_CQ_ATTR_MODERATE).
     result<void> moderate(std::uint16_t count, std::chrono::microseconds period) const;

@@ -307,8 +307,26 @@ inline void describe(device_request& request, const work_request& r) noexcept {
 inline constexpr send_options default_options{};
 inline constexpr remote_slice no_remote{};
 
-/// The awaitable and awaiter of every work request: the table entry names it, so that no allocation is needed.
-/// Destroying it while the request is posted ends the connection (see queue_pair.hpp).
+/// Ends with the coroutine that awaits, whoever has the operation. Destroying it while the request is posted ends the
+/// connection (see queue_pair.hpp).
+template <class Operation>
+class [[nodiscard]] work_awaiter {
+  public:
+    explicit work_awaiter(Operation& operation) noexcept : operation_(operation) {}
+    work_awaiter(const work_awaiter&) = delete;
+    work_awaiter& operator=(const work_awaiter&) = delete;
+    ~work_awaiter() { operation_.abandon(); }
+
+    bool await_ready() const noexcept { return false; }
+    bool await_suspend(std::coroutine_handle<> waiting) noexcept { return operation_.begin(waiting); }
+    auto await_resume() const { return operation_.ended(); }
+    void cancel(errc cause, list<ready_node>& woken) noexcept { operation_.cancel(cause, woken); }
+
+  private:
+    Operation& operation_;
+};
+
+/// Every single work request. The table entry names it while it is awaited, so that no allocation is needed.
 template <class Result>
 class work_operation : public operation_state {
   public:
@@ -318,13 +336,11 @@ class work_operation : public operation_state {
     explicit work_operation(queue_pair_core* qp, const Description&... description) noexcept : operation_state(qp, 1) {
         describe(request_, description...);
     }
+    work_awaiter<work_operation> operator co_await() noexcept { return work_awaiter<work_operation>(*this); }
 
-    bool await_ready() const noexcept { return false; }
-    bool await_suspend(std::coroutine_handle<> waiting) noexcept {
-        continuation = waiting;
-        return submit(*this);
-    }
-    result<Result> await_resume() const {
+  private:
+    friend work_awaiter<work_operation>;
+    result<Result> ended() const {
         if (!succeeded()) return failure();
         if constexpr (std::is_void_v<Result>)
             return {};
@@ -358,7 +374,8 @@ class flush_awaiter : public flush_state {
 /// @endcond
 
 // An operation describes what to post; awaiting it posts, from where it is. It may be passed around, copied, kept, and
-// awaited again when it has ended; while it is awaited it must stay. A copy has not been awaited.
+// awaited again when it has ended; while it is awaited it must stay, and its queue pair's handle must live. A copy has
+// not been awaited.
 //
 // Completes when   the request's completion was polled; an unsignaled one when it was posted.
 // In flight        any number; beyond the queue's capacity they wait in the order they were awaited.
@@ -409,18 +426,16 @@ class [[nodiscard]] chain_operation : public detail::operation_state {
         link();
     }
     chain_operation(const chain_operation& other) noexcept : operation_state(other), others_(other.others_) { link(); }
-
-    bool await_ready() const noexcept { return false; }
-    bool await_suspend(std::coroutine_handle<> waiting) noexcept {
-        continuation = waiting;
-        return submit(*this);
-    }
-    result<void> await_resume() const {
-        if (!succeeded()) return failure();
-        return {};
+    detail::work_awaiter<chain_operation> operator co_await() noexcept {
+        return detail::work_awaiter<chain_operation>(*this);
     }
 
   private:
+    friend detail::work_awaiter<chain_operation>;
+    result<void> ended() const {
+        if (!succeeded()) return failure();
+        return {};
+    }
     void link() noexcept {
         detail::device_request* last = &request_;
         for (auto& request : others_) last = last->link(request);

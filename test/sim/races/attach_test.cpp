@@ -94,7 +94,7 @@ TEST_CASE("the event of an arm that outlived a detach is taken with the others")
             l.let_go(l.receives());
             CHECK(readable(l.channel));
             backend->prompt = true;
-            for (int i = 0; i < 2; ++i) (void)reactor->poll(); // the first takes the events
+            (void)reactor->poll();
             CHECK(log.successes == 2);
             // On mlx5 a queue with an unread event cannot be armed.
             CHECK(!readable(l.channel));

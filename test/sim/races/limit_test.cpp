@@ -170,6 +170,37 @@ TEST_CASE("what waits for room is ended alone, and whoever is behind it goes on"
         }
 }
 
+TEST_CASE("an operation that is kept elsewhere ends with the coroutine that awaits it") {
+    const support::deadline limit(60s);
+    for (const auto& name : devices())
+        for (const bool completed : {false, true}) {
+            INFO(name << (completed ? ", completed" : ""));
+            lab l(name);
+            l.hold();
+            ending_log received, after;
+            vb::scope scope;
+            auto kept = l.left->send(l.slice(0));
+            bool went_on = false;
+            support::children waiting;
+            waiting.spawn(begin(l.reactor, [](vb::send_operation& send, bool& resumed) -> vb::task<> {
+                const auto done = co_await send;
+                resumed = true;
+                static_cast<void>(done.has_value());
+            }(kept, went_on)));
+            for (int i = 0; i < 2; ++i) scope.spawn(begin(l.reactor, support::receive(*l.right, l.slice(1), received)));
+            l.turns();
+            if (completed) l.release();
+            waiting.destroy(0);
+            l.release();
+            l.turns();
+            CHECK(!went_on);
+            l.reactor.run(support::transmit(*l.left, l.slice(0), after));
+            CHECK(after.successes == (completed ? 1u : 0u)); // otherwise it took the connection with it
+            l.right.reset();
+            l.finish(scope);
+        }
+}
+
 TEST_CASE("a wait for a message is ended alone, and its message goes to the next") {
     const support::deadline limit(60s);
     for (const auto& name : devices()) {

@@ -110,3 +110,19 @@ TEST_CASE("entries that were there before attach are found, and an event that wa
             CHECK(l.reactor.stats().foreign == 8);
         }
 }
+
+TEST_CASE("entries that were there when their queue was armed are all found, however many") {
+    const support::deadline limit(std::chrono::seconds{60});
+    for (const auto& name : devices()) {
+        INFO(name);
+        lab l(name, {.depth = 300}); // more than a drain takes
+        l.hold();
+        l.control.at(point::arm_begins, [&](const auto& at) { l.let_go(at.cq); });
+        ending_log log;
+        vb::scope scope;
+        for (int i = 0; i < 300; ++i) scope.spawn(support::receive(*l.right, l.slice(0), log));
+        for (int i = 0; i < 300; ++i) scope.spawn(support::transmit(*l.left, l.slice(1), log));
+        l.finish(scope);
+        CHECK(log.successes == 600);
+    }
+}
