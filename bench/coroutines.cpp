@@ -70,6 +70,14 @@ void connect(end& a, end& b) {
     b.qp.connect(a.qp.endpoint()).value();
 }
 
+/// `count` coroutines at once, of which `make` gives the one of a number.
+template <class Make>
+vb::task<> together(std::uint32_t count, Make make) {
+    vb::scope scope;
+    for (std::uint32_t i = 0; i < count; ++i) scope.spawn(make(i));
+    co_await scope.join();
+}
+
 class serving {
   public:
     serving(end& end, const plain::options& options, std::uint32_t client, std::uint64_t rounds)
@@ -77,9 +85,7 @@ class serving {
 
     /// `in_flight` coroutines, each of which answers every message that it gets.
     vb::task<> run() {
-        vb::scope scope;
-        for (std::uint32_t i = 0; i < options_.in_flight; ++i) scope.spawn(answer());
-        co_await scope.join();
+        return together(options_.in_flight, [this](std::uint32_t) { return answer(); });
     }
     std::uint64_t errors = 0;
 
@@ -100,43 +106,74 @@ class serving {
     std::uint64_t taken_ = 0;
 };
 
-class asking {
+/// One client: numbered messages, each from the buffer of its slot.
+class client {
   public:
-    asking(end& end, const vb::protection_domain& domain, const plain::options& options, std::uint32_t client,
-           std::uint64_t rounds, std::uint64_t& finished)
-        : end_(end), options_(options), client_(client), rounds_(rounds), finished_(finished),
+    client(end& end, const vb::protection_domain& domain, const plain::options& options, std::uint32_t number,
+           std::uint64_t rounds)
+        : end_(end), options_(options), number_(number), rounds_(rounds),
           buffers_(
               vb::memory_region::allocate(domain, std::size_t{options.message_bytes} * options.in_flight).value()) {}
 
+  protected:
+    vb::memory_slice buffer(std::uint32_t slot) const {
+        return buffers_.slice(std::size_t{options_.message_bytes} * slot, options_.message_bytes);
+    }
+    void stamp_next(vb::memory_slice buffer) { plain::stamp(buffer.bytes(), number_of(number_, sent_++)); }
+
+    end& end_;
+    const plain::options& options_;
+    std::uint32_t number_;
+    std::uint64_t rounds_;
+    std::uint64_t sent_ = 0;
+
+  private:
+    vb::memory_region buffers_;
+};
+
+class asking : client {
+  public:
+    asking(end& end, const vb::protection_domain& domain, const plain::options& options, std::uint32_t number,
+           std::uint64_t rounds, std::uint64_t& finished)
+        : client(end, domain, options, number, rounds), finished_(finished) {}
+
     vb::task<> run() {
-        vb::scope scope;
-        for (std::uint32_t i = 0; i < options_.in_flight; ++i) scope.spawn(ask(i));
-        co_await scope.join();
+        return together(options_.in_flight, [this](std::uint32_t slot) { return ask(buffer(slot)); });
     }
     std::uint64_t errors = 0;
 
   private:
-    vb::task<> ask(std::uint32_t slot) {
-        const auto buffer = buffers_.slice(std::size_t{options_.message_bytes} * slot, options_.message_bytes);
+    vb::task<> ask(vb::memory_slice buffer) {
         while (sent_ < rounds_) {
-            plain::stamp(buffer.bytes(), number_of(client_, sent_++));
+            stamp_next(buffer);
             const std::uint64_t started = options_.samples.empty() ? 0 : now_ns();
             (co_await end_.qp.send(buffer)).value();
             auto answer = (co_await end_.inbox.next()).value();
-            if (!plain::carries(answer.bytes().bytes(), number_of(client_, arrived_++))) ++errors;
+            if (!plain::carries(answer.bytes().bytes(), number_of(number_, arrived_++))) ++errors;
             if (!options_.samples.empty()) options_.samples[finished_] = now_ns() - started;
             ++finished_;
         }
     }
 
-    end& end_;
-    const plain::options& options_;
-    std::uint32_t client_;
-    std::uint64_t rounds_;
     std::uint64_t& finished_; ///< rounds of all clients
-    vb::memory_region buffers_;
-    std::uint64_t sent_ = 0;
     std::uint64_t arrived_ = 0;
+};
+
+class sending : client {
+  public:
+    using client::client;
+
+    vb::task<> run() {
+        return together(options_.in_flight, [this](std::uint32_t slot) { return send(buffer(slot)); });
+    }
+
+  private:
+    vb::task<> send(vb::memory_slice buffer) {
+        while (sent_ < rounds_) {
+            stamp_next(buffer);
+            (co_await end_.qp.send(buffer)).value();
+        }
+    }
 };
 
 class taking {
@@ -155,37 +192,6 @@ class taking {
     end& end_;
     std::uint32_t client_;
     std::uint64_t rounds_;
-};
-
-class sending {
-  public:
-    sending(end& end, const vb::protection_domain& domain, const plain::options& options, std::uint32_t client,
-            std::uint64_t rounds)
-        : end_(end), options_(options), client_(client), rounds_(rounds),
-          buffers_(
-              vb::memory_region::allocate(domain, std::size_t{options.message_bytes} * options.in_flight).value()) {}
-
-    vb::task<> run() {
-        vb::scope scope;
-        for (std::uint32_t i = 0; i < options_.in_flight; ++i) scope.spawn(send(i));
-        co_await scope.join();
-    }
-
-  private:
-    vb::task<> send(std::uint32_t slot) {
-        const auto buffer = buffers_.slice(std::size_t{options_.message_bytes} * slot, options_.message_bytes);
-        while (sent_ < rounds_) {
-            plain::stamp(buffer.bytes(), number_of(client_, sent_++));
-            (co_await end_.qp.send(buffer)).value();
-        }
-    }
-
-    end& end_;
-    const plain::options& options_;
-    std::uint32_t client_;
-    std::uint64_t rounds_;
-    vb::memory_region buffers_;
-    std::uint64_t sent_ = 0;
 };
 
 // Puts itself in the way of ibv_post_send. One at a time.

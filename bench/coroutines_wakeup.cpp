@@ -1,41 +1,17 @@
 // Descriptors that become readable.
 
 #include "coroutines.hpp"
+#include "plain_parts.hpp"
 
 #include <verbena/verbena.hpp>
 
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <future>
-#include <stdexcept>
 
 namespace coroutines {
 namespace {
 
 namespace vb = verbena;
-
-class event_descriptor {
-  public:
-    event_descriptor() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-        if (fd_ < 0) throw std::runtime_error("eventfd failed");
-    }
-    event_descriptor(const event_descriptor&) = delete;
-    event_descriptor& operator=(const event_descriptor&) = delete;
-    ~event_descriptor() { ::close(fd_); }
-
-    int get() const { return fd_; }
-    void wake() const {
-        if (::eventfd_write(fd_, 1) != 0) throw std::runtime_error("eventfd_write failed");
-    }
-    void take() const {
-        eventfd_t value = 0;
-        if (::eventfd_read(fd_, &value) != 0) throw std::runtime_error("eventfd_read failed");
-    }
-
-  private:
-    int fd_;
-};
+using plain::event_descriptor;
 
 vb::task<> ask(vb::reactor& reactor, const event_descriptor& own, const event_descriptor& other, std::uint64_t rounds) {
     for (std::uint64_t i = 0; i < rounds; ++i) {

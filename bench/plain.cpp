@@ -1,7 +1,5 @@
 #include "plain_side.hpp"
 
-#include <sys/eventfd.h>
-
 #include <array>
 #include <exception>
 #include <latch>
@@ -203,7 +201,7 @@ figures parked_ping_pong(const options& options) {
     server s(device, true, options);
     client c(device, true, options);
     connect(device, c, s);
-    const descriptor quit(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd");
+    const event_descriptor quit;
     std::latch ready(2);
     std::array<std::exception_ptr, 2> failures;
     const auto guarded = [&](auto& peer, std::exception_ptr& failure) noexcept {
@@ -214,7 +212,7 @@ figures parked_ping_pong(const options& options) {
             run_parked(peer, sleep);
         } catch (...) {
             failure = std::current_exception();
-            ::eventfd_write(quit.get(), 1);
+            quit.wake();
         }
     };
     {

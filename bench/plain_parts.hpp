@@ -7,6 +7,7 @@
 #include <infiniband/verbs.h>
 
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -55,6 +56,18 @@ class descriptor {
 
   private:
     int fd_;
+};
+
+class event_descriptor : public descriptor {
+  public:
+    event_descriptor() : descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd") {}
+    void wake() const {
+        if (::eventfd_write(get(), 1) != 0) fail(errno, "eventfd_write");
+    }
+    void take() const {
+        eventfd_t value = 0;
+        if (::eventfd_read(get(), &value) != 0) fail(errno, "eventfd_read");
+    }
 };
 
 inline void set_non_blocking(int fd) {

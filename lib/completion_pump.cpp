@@ -68,7 +68,7 @@ unsigned attached_queue::drain(unsigned budget) noexcept {
 }
 
 void attached_queue::sweep() noexcept {
-    if (failed_) return;
+    if (failed()) return;
     std::array<ibv_wc, 16> entries;
     const auto most = static_cast<int>(queue_->capacity.load());
     int total = 0;
@@ -83,7 +83,6 @@ void attached_queue::sweep() noexcept {
 }
 
 void attached_queue::fail() noexcept {
-    failed_ = true;
     most_ = 0;
     queue_->failed.store(true);
     pump_.reactor().queue_failed(*queue_, errc::queue_failed);
@@ -91,7 +90,7 @@ void attached_queue::fail() noexcept {
 
 void attached_queue::overran() noexcept {
     sweep();
-    if (!failed_) fail();
+    if (!failed()) fail();
 }
 
 void attached_queue::device_lost() noexcept {
@@ -101,7 +100,7 @@ void attached_queue::device_lost() noexcept {
 }
 
 bool attached_queue::arm() noexcept {
-    if (armed_ || failed_ || pump_.fd() < 0) return false;
+    if (armed_ || failed() || pump_.fd() < 0) return false;
     // For all completions: one armed for solicited ones only would never report a send.
     if (!check_errno_value("ibv_req_notify_cq", [this] { return ibv_req_notify_cq(queue_->native, 0); })) {
         fail();

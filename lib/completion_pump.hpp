@@ -35,9 +35,8 @@ class attached_queue final : public cq_attachment {
     void sweep() noexcept;
     /// Asks for an event. It must be drained once more before sleeping. False: it was not newly armed.
     bool arm() noexcept;
-    bool armed() const noexcept { return armed_; }
     /// Whether it need not be polled: an event will tell.
-    bool silent() const noexcept { return failed_ || (armed_ && !found_while_armed_); }
+    bool silent() const noexcept { return failed() || (armed_ && !found_while_armed_); }
     void took_event() noexcept;
     /// The device has lost entries of it: their operations would wait for ever.
     void overran() noexcept;
@@ -52,6 +51,7 @@ class attached_queue final : public cq_attachment {
 
   private:
     friend class completion_pump;
+    bool failed() const noexcept { return most_ == 0; }
     void fail() noexcept;
     /// The arm is not relied on any more, but its event may be on the way.
     void forget_arm() noexcept;
@@ -66,7 +66,6 @@ class attached_queue final : public cq_attachment {
     unsigned most_;                        ///< as many; 0 once it has failed
     std::shared_ptr<const std::function<void(const work_completion&)>> foreign_; ///< may be null
     bool armed_ = false;
-    bool failed_ = false;
     bool found_while_armed_ = false;
     bool overdue_ = false; ///< so it was at the last tick already
 

@@ -329,8 +329,8 @@ void reactor_core::queue_failed(completion_queue_state& queue, errc cause) noexc
     });
 }
 
-void reactor_core::dispatch_slowly(const ibv_wc& wc, attached_queue& from) noexcept {
-    if (table_entry* entry = table.find(wc.wr_id))
+void reactor_core::dispatch_slowly(table_entry* entry, const ibv_wc& wc, attached_queue& from) noexcept {
+    if (entry != nullptr && entry->kind != entry_kind::free)
         entry->queue->complete(*this, *entry, wc);
     else
         stray(wc, from);

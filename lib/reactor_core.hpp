@@ -117,7 +117,8 @@ class reactor_core {
   private:
     static constexpr std::uint64_t nobody = ~std::uint64_t{0};
 
-    [[gnu::noinline]] void dispatch_slowly(const ibv_wc& wc, attached_queue& from) noexcept;
+    /// `entry`: what the number names, if anything.
+    [[gnu::noinline]] void dispatch_slowly(table_entry* entry, const ibv_wc& wc, attached_queue& from) noexcept;
     void stray(const ibv_wc& wc, attached_queue& from) noexcept;
     unsigned round(unsigned budget);
     [[gnu::noinline]] unsigned rounds(const root_base& root);
@@ -173,6 +174,12 @@ class reactor_core {
     std::atomic<wait_backend*> waker_{nullptr};
 };
 
+inline void work_queue::free_entry(reactor_core& reactor, table_entry& entry) noexcept {
+    unlink(entry);
+    reactor.table.release(entry);
+    ++room_;
+}
+
 inline bool work_queue::complete_next(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept {
     if (entry.kind != entry_kind::awaited || wc.status != IBV_WC_SUCCESS) [[unlikely]]
         return false;
@@ -180,9 +187,7 @@ inline bool work_queue::complete_next(reactor_core& reactor, table_entry& entry,
     if (entry.previous != &queue.order_) [[unlikely]]
         return false;
     operation_state& operation = *entry.operation;
-    unlink(entry);
-    reactor.table.release(entry);
-    ++queue.room_;
+    queue.free_entry(reactor, entry);
     operation.phase_ = operation_phase::ended;
     reactor.ready.push(operation);
     if (queue.watched) [[unlikely]]
@@ -195,7 +200,7 @@ inline void reactor_core::dispatch(const ibv_wc* entries, int count, attached_qu
     for (const ibv_wc* wc = entries; wc != entries + count; ++wc) {
         table_entry* entry = table.last_named(wc->wr_id);
         if (entry == nullptr || !work_queue::complete_next(*this, *entry, *wc)) [[unlikely]]
-            dispatch_slowly(*wc, from);
+            dispatch_slowly(entry, *wc, from);
     }
 }
 

@@ -82,12 +82,6 @@ void work_queue::forget_members(table_entry& last) noexcept {
     }
 }
 
-void work_queue::free_entry(reactor_core& reactor, table_entry& entry) noexcept {
-    unlink(entry);
-    reactor.table.release(entry);
-    ++room_;
-}
-
 void work_queue::succeed(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept {
     operation_state& operation = *entry.operation;
     if (!sends_) {

@@ -1,11 +1,9 @@
 // The example of README.md with frames from a pool, as it stands there.
 
-#include "support/catch.hpp"
+#include "device/rig.hpp"
 
 #include <verbena/verbena.hpp>
 
-#include <array>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <memory_resource>
@@ -46,16 +44,11 @@ vb::task<unsigned> ask(vb::queue_pair& qp, vb::receiver& inbox, vb::memory_regio
 } // namespace
 
 TEST_CASE("README's server with frames from a pool answers") {
-    const char* wanted = std::getenv("VERBENA_DEVICE");
-    auto device = (wanted != nullptr ? vb::context::open(wanted) : vb::context::open_default()).value();
+    auto device = support::open_device().value();
     auto domain = vb::protection_domain::create(device).value();
     auto memory = vb::memory_region::allocate(domain, 64).value();
-    std::array<vb::poll_slot, 16> slots;
-    vb::reactor reactor;
-    auto channel = vb::completion_channel::create(device).value();
-    auto cq = vb::completion_queue::create(device, 64, {.channel = channel}).value();
-    reactor.attach(cq, slots).value();
-    const vb::queue_pair_options options{.send_cq = cq, .recv_cq = cq, .max_send = 4, .max_recv = 4};
+    support::engine engine(device, vb::wait_policy::adaptive());
+    const vb::queue_pair_options options{.send_cq = engine.cq, .recv_cq = engine.cq, .max_send = 4, .max_recv = 4};
     auto left = vb::queue_pair::create(domain, options).value();
     auto right = vb::queue_pair::create(domain, options).value();
     auto left_inbox = vb::receiver::create(left, {.depth = 4, .message_bytes = 16}).value();
@@ -64,5 +57,5 @@ TEST_CASE("README's server with frames from a pool answers") {
     right.connect(left.endpoint()).value();
     vb::scope scope;
     scope.spawn(serve(right, right_inbox));
-    CHECK(reactor.run(ask(left, left_inbox, memory)) == 3);
+    CHECK(engine.reactor.run(ask(left, left_inbox, memory)) == 3);
 }

@@ -1,11 +1,9 @@
 // The third example of README.md, as it stands there: deadlines, stops and an orderly end.
 
-#include "support/catch.hpp"
+#include "device/rig.hpp"
 
 #include <verbena/verbena.hpp>
 
-#include <array>
-#include <cstdlib>
 #include <stop_token>
 #include <thread>
 
@@ -53,18 +51,13 @@ vb::task<> use(vb::queue_pair& qp, vb::receiver& inbox, vb::memory_slice local, 
 } // namespace
 
 TEST_CASE("README's deadlines and stops end what they say, and no more") {
-    const char* wanted = std::getenv("VERBENA_DEVICE");
-    auto device = (wanted != nullptr ? vb::context::open(wanted) : vb::context::open_default()).value();
+    auto device = support::open_device().value();
     auto domain = vb::protection_domain::create(device).value();
     constexpr auto rights =
         vb::access_flags::local_write | vb::access_flags::remote_read | vb::access_flags::remote_atomic;
     auto memory = vb::memory_region::allocate(domain, 64, rights).value();
-    std::array<vb::poll_slot, 16> slots;
-    vb::reactor reactor;
-    auto channel = vb::completion_channel::create(device).value();
-    auto cq = vb::completion_queue::create(device, 64, {.channel = channel}).value();
-    reactor.attach(cq, slots).value();
-    const vb::queue_pair_options options{.send_cq = cq, .recv_cq = cq, .max_send = 4, .max_recv = 4};
+    support::engine engine(device, vb::wait_policy::adaptive());
+    const vb::queue_pair_options options{.send_cq = engine.cq, .recv_cq = engine.cq, .max_send = 4, .max_recv = 4};
     auto left = vb::queue_pair::create(domain, options).value();
     auto right = vb::queue_pair::create(domain, options).value();
     auto other = vb::queue_pair::create(domain, options).value();
@@ -74,7 +67,7 @@ TEST_CASE("README's deadlines and stops end what they say, and no more") {
     std::stop_source shutdown;
     std::thread stopper([&] { shutdown.request_stop(); });
     answers got;
-    reactor.run(use(left, inbox, memory.slice(0, 8), memory.remote(8, 8), shutdown.get_token(), got));
+    engine.reactor.run(use(left, inbox, memory.slice(0, 8), memory.remote(8, 8), shutdown.get_token(), got));
     stopper.join();
     CHECK(got.idle);
     CHECK(got.stopped);

@@ -69,6 +69,9 @@ enum class post_way : std::uint8_t {
 /// The short way, with so many slices.
 constexpr post_way direct_with(std::uint32_t slices) noexcept { return static_cast<post_way>(slices); }
 
+/// How many slices a request can hold itself.
+inline constexpr std::size_t held_slices = 4;
+
 /// A work request as the device reads it, made where its operation is, so that a post only gives it its number.
 struct device_request {
     device_request() noexcept {}
@@ -96,7 +99,7 @@ struct device_request {
         ibv_recv_wr receive; ///< with `receives`
     };
     union {
-        memory_slice held[4];
+        memory_slice held[held_slices];
     };
     post_way way;
     bool receives;

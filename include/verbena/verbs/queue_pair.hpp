@@ -222,6 +222,7 @@ class VERBENA_API queue_pair {
                         const detail::atomic_operands& atomic = {}) const noexcept {
         return Operation(core_.get(), kind, detail::held_by(local), options, immediate, remote, to, atomic);
     }
+
     std::unique_ptr<detail::queue_pair_core> core_;
 };
 

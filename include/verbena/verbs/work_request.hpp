@@ -33,7 +33,7 @@ class inline_data {
 /// caller's until the operation has ended.
 class slice_list {
   public:
-    static constexpr std::size_t held = 4;
+    static constexpr std::size_t held = detail::held_slices;
 
     slice_list() noexcept : slice_list(memory_slice{}) { size_ = 0; }
     slice_list(memory_slice slice) noexcept : size_(1) { new (bytes_.data()) memory_slice(slice); }
