@@ -54,8 +54,10 @@ class ring final : public wait_backend {
   public:
     ring(const io_uring& made, int wake_fd) : ring_(made), waker_(wake_fd) {}
     ~ring() override {
+        // The kernel takes a ring down later, from a thread of its own. What it then had to cancel would hold its files
+        // until then, and could delay the completions of this thread's next ring.
         for (slot& s : slots_)
-            if (s.owner != nullptr) slot_of(*s.owner) = no_slot;
+            if (s.owner != nullptr) static_cast<void>(remove(*s.owner));
         io_uring_queue_exit(&ring_);
     }
 
@@ -182,8 +184,8 @@ result<void> ring::add(watch& w, int fd, unsigned events) {
 result<void> ring::remove(watch& w) {
     if (!w.watching()) return {};
     slot& s = slots_[slot_of(w)];
-    result<void> answer;
-    if (s.state == arming::armed && !process_.forked()) answer = cancel(s);
+    const bool held = s.state == arming::armed && !process_.forked();
+    auto answer = held ? cancel(s) : result<void>{};
     release(s);
     return answer;
 }

@@ -129,6 +129,18 @@ TEST_CASE("closing after removal has its full effect", "[backend]") {
     CHECK(ends.reader_gone());
 }
 
+TEST_CASE("a backend that is destroyed has let go of its files", "[backend]") {
+    BACKEND_OR_SKIP(backend, EVERY_BACKEND);
+    pipe_ends ends;
+    recorder w;
+    REQUIRE(backend->add(w, ends.reader.get(), POLLIN));
+    settle(*backend);
+    backend.reset();
+    CHECK_FALSE(w.watching());
+    ends.reader.close();
+    CHECK(ends.reader_gone());
+}
+
 TEST_CASE("a watch removed between the end of its poll and its being told is not armed again", "[backend]") {
     BACKEND_OR_SKIP(backend, EVERY_BACKEND, tiny());
     std::vector<counter> counters(8);
