@@ -13,8 +13,8 @@ namespace {
 /// Instructions over the loop by hand.
 std::optional<double> most_over(const plain::options& options) {
     if (options.batched) return std::nullopt;
-    if (options.in_flight == 1) return 305;
-    if (options.in_flight == 16) return 165;
+    if (options.in_flight == 1) return 230;
+    if (options.in_flight == 16) return 110;
     return std::nullopt;
 }
 

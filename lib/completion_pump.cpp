@@ -43,28 +43,36 @@ attached_queue::~attached_queue() {
 
 reactor_core& attached_queue::reactor() const noexcept { return pump_.reactor(); }
 
-unsigned attached_queue::drain(unsigned budget) noexcept {
+inline unsigned attached_queue::take(unsigned room) noexcept {
+    if (room == 0) [[unlikely]] // it has failed, or the budget is spent
+        return 0;
     reactor_core& reactor = pump_.reactor();
-    unsigned total = 0;
-    unsigned room;
-    int polled = 1;
-    do {
-        room = std::min(most_, budget - total); // 0: it has failed, or the budget is spent
-        if (room == 0) [[unlikely]]
-            break;
-        polled = ibv_poll_cq(queue_->native, static_cast<int>(room), entries_);
-        ++reactor.counters.polls;
-        if (polled <= 0) break;
-        reactor.dispatch(entries_, polled, *this);
-        total += static_cast<unsigned>(polled);
-    } while (static_cast<unsigned>(polled) == room);
-    if (polled <= 0) {
-        if (polled < 0) [[unlikely]]
+    const int taken = ibv_poll_cq(queue_->native, static_cast<int>(room), entries_);
+    ++reactor.counters.polls;
+    if (taken <= 0) {
+        if (taken < 0) [[unlikely]]
             fail();
         ++reactor.counters.empty_polls;
+        return 0;
     }
-    if (armed_ && total > 0) found_armed();
-    return total;
+    if (armed_) [[unlikely]]
+        found_armed();
+    reactor.dispatch(entries_, taken, *this);
+    return static_cast<unsigned>(taken);
+}
+
+unsigned attached_queue::drain(unsigned budget) noexcept {
+    const unsigned room = std::min(most_, budget);
+    const unsigned taken = take(room);
+    return taken < room ? taken : drain_on(budget, taken);
+}
+
+unsigned attached_queue::drain_on(unsigned budget, unsigned taken) noexcept {
+    for (unsigned now = taken, room = taken; now == room && room != 0; taken += now) {
+        room = std::min(most_, budget - taken);
+        now = take(room);
+    }
+    return taken;
 }
 
 void attached_queue::sweep() noexcept {

@@ -52,6 +52,9 @@ class attached_queue final : public cq_attachment {
   private:
     friend class completion_pump;
     bool failed() const noexcept { return most_ == 0; }
+    unsigned take(unsigned room) noexcept;
+    /// After the slots were full.
+    [[gnu::noinline]] unsigned drain_on(unsigned budget, unsigned taken) noexcept;
     void fail() noexcept;
     /// The arm is not relied on any more, but its event may be on the way.
     void forget_arm() noexcept;

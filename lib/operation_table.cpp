@@ -5,19 +5,15 @@
 #include <random>
 
 namespace verbena::detail {
-namespace {
 
-// Never 0 nor all ones, which the upper bits of small numbers, pointers and sentinels of other users of a queue are.
-std::uint64_t draw_magic() {
+std::uint16_t draw_magic() {
     static std::atomic<std::uint32_t> next{std::random_device{}()};
-    std::uint64_t magic;
+    std::uint16_t magic;
     do {
-        magic = next.fetch_add(1, std::memory_order_relaxed) & 0xffff;
+        magic = static_cast<std::uint16_t>(next.fetch_add(1, std::memory_order_relaxed));
     } while (magic == 0 || magic == 0xffff);
     return magic;
 }
-
-} // namespace
 
 operation_table::operation_table() : magic_(draw_magic()) {}
 

@@ -46,21 +46,21 @@ error error_of(const completion_outcome& o) {
     return e;
 }
 
-// The verbs answer an errno value; how many of the chain were posted follows from where it stopped.
+// The verbs answer an errno value; how many of the chain were posted follows from where it stopped. One that names no
+// request has taken them all, and could not tell the device, which may hear of them later (as of rxe's doorbell).
 template <auto Verb, class Wr>
 bool post_chain(ibv_qp* qp, Wr* first, Wr*& bad, late_code& why) noexcept {
     bad = nullptr;
     const int answer = Verb(qp, first, &bad);
     if (answer == 0) [[likely]]
         return true;
-    if (bad == nullptr) bad = first;
     why = errno_code(answer);
     return false;
 }
 
 } // namespace
 
-queue_pair_core::queue_pair_core(queue_pair_setup setup, ibv_qp* native) noexcept
+queue_pair_core::queue_pair_core(queue_pair_setup setup, ibv_qp* native)
     : setup_(std::move(setup)), native_(native),
       most_direct_(direct_with(std::min<std::uint32_t>(setup_.max_send_slices, slice_list::held))),
       send_(this, true, setup_.max_send), recv_(this, false, setup_.max_recv) {}
@@ -106,21 +106,28 @@ void queue_pair_core::destroy() noexcept {
 }
 
 bool queue_pair_core::post(ibv_send_wr* first, ibv_send_wr*& bad, late_code& why) noexcept {
-    return post_chain<&ibv_post_send>(native_, first, bad, why);
+    return post_chain<&ibv_post_send>(native_, first, bad, why) || (bad == nullptr && fail_unheard(why));
 }
 bool queue_pair_core::post(ibv_recv_wr* first, ibv_recv_wr*& bad, late_code& why) noexcept {
-    return post_chain<&ibv_post_recv>(native_, first, bad, why);
+    return post_chain<&ibv_post_recv>(native_, first, bad, why) || (bad == nullptr && fail_unheard(why));
+}
+
+/// What was posted ends when the queue pair has been flushed.
+bool queue_pair_core::fail_unheard(std::error_code code) noexcept {
+    note_failure(code, 0);
+    return true;
 }
 
 /// Posts a request that no operation made.
 template <class Wr>
-bool queue_pair_core::post_own(work_queue& queue, table_entry& entry, Wr& wr, late_code& why) noexcept {
+bool queue_pair_core::post_own(work_queue& queue, Wr& wr, late_code& why) noexcept {
+    wr.wr_id = queue.number();
     Wr* bad;
     const bool posted = post(&wr, bad, why);
     if (posted) [[likely]]
         queue.take(1);
     else
-        queue.revoke(*reactor_, entry);
+        queue.revoke(*reactor_);
     return posted;
 }
 
@@ -150,6 +157,10 @@ std::optional<completion_outcome> queue_pair_core::bind() noexcept {
     if (!sends->reactor().on_thread()) return failed_with(errc::wrong_thread, "await", sends->reactor().refusal());
     if (setup_.send_cq->failed.load() || setup_.recv_cq->failed.load())
         return failed_with(errc::queue_failed, "await", "nothing is heard of the completion queue any more");
+    if (!send_.enter(sends->reactor()) || !recv_.enter(sends->reactor())) {
+        send_.leave(sends->reactor());
+        return failed_with(errc::resource, "await", "the reactor has too many queue pairs, or memory has run out");
+    }
     reactor_ = &sends->reactor();
     reactor_->pairs.push_back(in_reactor);
     if (setup_.keepalive.count() > 0)
@@ -164,6 +175,8 @@ void queue_pair_core::unbind() noexcept {
     in_batches.unlink();
     reactor_->timers.remove(drain_);
     reactor_->timers.remove(keepalive_);
+    send_.leave(*reactor_);
+    recv_.leave(*reactor_);
     reactor_ = nullptr;
     open_to_ = no_thread;
 }
@@ -219,7 +232,7 @@ bool queue_pair_core::admit(const device_request& first, std::uint32_t count, co
     }
     usage_ = usage::awaited;
     if (connected_ && setup_.type == queue_pair_type::rc && setup_.post_mode == post_mode::immediate &&
-        reactor_->on_own_thread())
+        send_.waiting.empty() && send_.in_order() && reactor_->on_own_thread())
         open_to_ = thread_number();
     return true;
 }
@@ -228,27 +241,21 @@ work_queue& queue_pair_core::queue_of(const operation_state& operation) noexcept
     return operation.request_.receives ? recv_ : send_;
 }
 
-/// The short way of a post: what `post_one` does, where nothing else can be.
-bool queue_pair_core::submit(operation_state& operation) noexcept {
-    operation.outcome_.failed = operation.outcome_.has_immediate = false;
-    device_request& request = operation.request_;
-    if (request.way > most_direct_ || open_to_ != thread_number() || send_.room() == 0 || !send_.waiting.empty() ||
-        !reactor_->table.has_free()) [[unlikely]]
-        return submit_slowly(operation);
-    table_entry& entry = *send_.append(reactor_->table, true, entry_kind::awaited);
-    send_.take(1);
-    entry.operation = &operation;
-    operation.phase_ = operation_phase::posted;
-    request.send.wr_id = entry.wr_id;
-    ibv_send_wr* bad;
-    const int answer = ibv_post_send(native_, &request.send, &bad);
-    if (answer != 0) [[unlikely]]
-        return refused_directly(operation, answer);
-    return true;
+bool queue_pair_core::refused_directly(operation_state& operation, int answer) noexcept {
+    queue_pair_core& pair = *operation.qp_;
+    const auto code = errno_code(answer);
+    return operation.refused_ == nullptr ? pair.fail_unheard(code) : pair.settle(operation, 0, code);
 }
 
-bool queue_pair_core::refused_directly(operation_state& operation, int answer) noexcept {
-    return operation.qp_->settle(operation, 0, errno_code(answer));
+/// The short way of a post: what `post_one` does, where nothing else can be. 0: the operation will be resumed.
+inline int queue_pair_core::submit(operation_state& operation) {
+    device_request& request = operation.request_;
+    if (request.way > most_direct_ || open_to_ != thread_number() || send_.room() == 0) [[unlikely]]
+        return submit_slowly(operation) ? 0 : -1;
+    request.send.wr_id = send_.append(*reactor_, operation);
+    operation.phase_ = operation_phase::posted;
+    operation.refused_ = nullptr;
+    return ibv_post_send(native_, &request.send, &operation.refused_);
 }
 
 bool queue_pair_core::submit_slowly(operation_state& operation) noexcept {
@@ -261,6 +268,7 @@ bool queue_pair_core::submit_slowly(operation_state& operation) noexcept {
         operation.phase_ = operation_phase::queued;
         queue.waiting.push_back(operation);
         queue.watched = true;
+        close_short_way();
         if (queue.silent()) want_attention();
         return true;
     }
@@ -279,9 +287,8 @@ bool queue_pair_core::dispose(operation_state& operation) noexcept {
 }
 
 /// Takes the entries and numbers the requests. The last request of a chain, and every UD send, is signaled; an
-/// unsignaled one is resumed when it is posted, so that its entry names nobody. False: no entries; the operation has
-/// ended.
-bool queue_pair_core::prepare(operation_state& operation) noexcept {
+/// unsignaled one is resumed when it is posted, so that its entry names nobody.
+void queue_pair_core::prepare(operation_state& operation) noexcept {
     const std::uint32_t count = operation.count_;
     work_queue& queue = queue_of(operation);
     device_request* request = &operation.request_;
@@ -292,43 +299,25 @@ bool queue_pair_core::prepare(operation_state& operation) noexcept {
         const bool signaled = wanted || setup_.type == queue_pair_type::ud || send_.must_signal();
         const entry_kind kind =
             wanted ? (count > 1 ? entry_kind::chain : alone) : (last ? entry_kind::quiet : entry_kind::member);
-        table_entry* entry = queue.append(reactor_->table, signaled, kind);
-        if (entry == nullptr) {
-            for (std::uint32_t k = 0; k < i; ++k) queue.revoke(*reactor_, *queue.last());
-            queue.give(count);
-            operation.outcome_ = failed_with(errc::resource, "await", "too many operations are outstanding");
-            operation.phase_ = operation_phase::ended;
-            return false;
-        }
-        entry->operation = &operation;
+        queue.append(*reactor_, {kind, signaled, &operation});
         if (request->receives) {
-            request->receive.wr_id = entry->wr_id;
+            request->receive.wr_id = queue.number();
             request->receive.next = nullptr;
             break;
         }
-        request->send.wr_id = entry->wr_id;
+        request->send.wr_id = queue.number();
         request->send.send_flags &= ~unsigned{IBV_SEND_SIGNALED};
         if (signaled) request->send.send_flags |= IBV_SEND_SIGNALED;
         if (last) request->send.next = nullptr;
     }
     operation.phase_ = operation_phase::posted;
-    return true;
 }
 
-/// After a post of which the device took the first `posted` requests of this operation and refused the next with
-/// `code`. True: it will be resumed by a completion.
+/// After a post of which the device took the first `posted` requests of this operation, the last that is numbered, and
+/// refused the next with `code`. True: it will be resumed by a completion.
 bool queue_pair_core::settle(operation_state& operation, std::uint32_t posted, std::error_code code) noexcept {
     work_queue& queue = queue_of(operation);
-    table_entry* last_posted = nullptr;
-    device_request* request = &operation.request_;
-    for (std::uint32_t i = 0; i < operation.count_; ++i, request = request->next()) {
-        table_entry* entry = reactor_->table.find(request->receives ? request->receive.wr_id : request->send.wr_id);
-        if (i < posted)
-            last_posted = entry;
-        else
-            queue.revoke(*reactor_, *entry);
-        if (request->receives) break;
-    }
+    for (std::uint32_t i = posted; i < operation.count_; ++i) queue.revoke(*reactor_);
     queue.give(operation.count_ - posted);
     operation.outcome_ = {code, &queue == &recv_ ? "ibv_post_recv" : "ibv_post_send"};
     operation.outcome_.qp_num = setup_.local.qp_num;
@@ -337,13 +326,13 @@ bool queue_pair_core::settle(operation_state& operation, std::uint32_t posted, s
         return false;
     }
     // Half a chain is with the device: it ends when the queue pair has been flushed.
-    last_posted->kind = entry_kind::chain;
+    queue.end_chain();
     note_failure(code, 0);
     return true;
 }
 
 bool queue_pair_core::post_one(operation_state& operation) noexcept {
-    if (!prepare(operation)) return false;
+    prepare(operation);
     const bool quiet = is_quiet(operation);
     const auto posted = [&]<class Wr>(Wr device_request::* wr) {
         late_code why;
@@ -359,36 +348,36 @@ bool queue_pair_core::post_one(operation_state& operation) noexcept {
 /// Posts the batch by one call, each request from where its coroutine awaits it.
 template <class Wr>
 void queue_pair_core::flush_queue(work_queue& queue, Wr device_request::* wr) noexcept {
-    list<operation_state> flight;
-    Wr* last = nullptr;
     while (!queue.batch.empty()) {
-        operation_state& operation = queue.batch.pop_front();
-        if (!prepare(operation)) {
-            reactor_->ready.push(operation);
-            continue;
+        list<operation_state> flight;
+        Wr* last = nullptr;
+        while (!queue.batch.empty()) {
+            operation_state& operation = queue.batch.pop_front();
+            prepare(operation);
+            if (last != nullptr) last->next = &(operation.request_.*wr);
+            last = &(operation.request_.*wr);
+            for (std::uint32_t i = 1; i < operation.count_; ++i) last = last->next;
+            flight.push_back(operation);
         }
-        if (last != nullptr) last->next = &(operation.request_.*wr);
-        last = &(operation.request_.*wr);
-        for (std::uint32_t i = 1; i < operation.count_; ++i) last = last->next;
-        flight.push_back(operation);
-    }
-    // What stands behind a refused request is posted again: the first call did not get to it.
-    while (!flight.empty()) {
         Wr* bad = nullptr;
         late_code why{};
         const bool all = post(&(flight.front().request_.*wr), bad, why);
-        bool posted;
-        do {
+        while (!flight.empty()) {
             operation_state& operation = flight.pop_front();
             const std::uint32_t taken = all ? operation.count_ : taken_before(bad, operation, wr);
-            posted = taken == operation.count_;
-            if (!posted) {
+            if (taken < operation.count_) {
+                // The call did not get to what stands behind it: that is numbered and posted again.
+                flight.for_each([&](operation_state& behind) {
+                    for (std::uint32_t i = 0; i < behind.count_; ++i) queue.revoke(*reactor_);
+                    behind.phase_ = operation_phase::batched;
+                });
+                queue.batch.splice(flight);
                 if (!settle(operation, taken, why)) reactor_->ready.push(operation);
             } else if (is_quiet(operation)) {
                 operation.phase_ = operation_phase::ended;
                 reactor_->ready.push(operation);
             }
-        } while (posted && !flight.empty());
+        }
     }
 }
 
@@ -472,23 +461,21 @@ bool queue_pair_core::submit(flush_state& flush) noexcept {
         if (failed_) flush.outcome_ = fallen();
         if (send_.empty()) return false;
     }
-    flush.awaited_ = send_.last()->sequence;
+    flush.awaited_ = send_.next();
     flush.waiting_ = true;
     flushes_.push_back(flush);
     send_.watched = true;
-    if (!send_.last()->signaled) want_attention();
+    if (!send_.ends_signaled()) want_attention();
     return true;
 }
 
 void queue_pair_core::post_marker(entry_kind kind) noexcept {
     if (send_.room() == 0) return;
-    table_entry* entry = send_.append(reactor_->table, true, kind);
-    if (entry == nullptr) return note_failure(make_code(errc::resource), 0);
+    send_.append(*reactor_, {kind, true});
     device_request marker;
     describe(marker, write_request{.local = {}, .remote = {}});
-    marker.send.wr_id = entry->wr_id;
     // Nothing else would ever tell that those before it are done; the buffers are quiet after a failure.
-    if (late_code why; !post_own(send_, *entry, marker.send, why)) note_failure(why, 0);
+    if (late_code why; !post_own(send_, marker.send, why)) note_failure(why, 0);
 }
 
 void queue_pair_core::end_flushes() noexcept {
@@ -500,7 +487,7 @@ void queue_pair_core::end_flushes() noexcept {
     }
     if (failed_ || send_.empty()) return;
     // A chain may wait for more room than a run of unsignaled requests leaves.
-    if ((!flushes_.empty() && !send_.last()->signaled) || (!send_.waiting.empty() && send_.silent()))
+    if ((!flushes_.empty() && !send_.ends_signaled()) || (!send_.waiting.empty() && send_.silent()))
         post_marker(entry_kind::quiet);
 }
 
@@ -508,7 +495,7 @@ void queue_pair_core::keep_alive() noexcept {
     if (failed_ || noted_) return;
     reactor_->timers.add(keepalive_, after(reactor_->clock().now(), setup_.keepalive));
     // Of what is sent RC itself tells; and who hears from the peer posts its receives again.
-    const bool heard = std::exchange(keepalive_.received, recv_.posted()) != recv_.posted();
+    const bool heard = std::exchange(keepalive_.received, recv_.next()) != recv_.next();
     if (connected_ && !heard && send_.empty() && (!recv_.empty() || setup_.srq)) post_marker(entry_kind::probe);
 }
 
@@ -520,19 +507,14 @@ result<void> queue_pair_core::send_detached(const work_request& request, pool_to
         return error_of(refusal);
     }
     if (!send_.batch.empty()) reactor_->flush_batches();
-    table_entry* entry = nullptr;
     const bool signaled = token.pool != nullptr || send_.must_signal() || setup_.type == queue_pair_type::ud;
-    const entry_kind kind = token.pool != nullptr ? entry_kind::pooled : entry_kind::quiet;
-    if (send_.room() == 0 || !send_.waiting.empty() ||
-        (entry = send_.append(reactor_->table, signaled, kind)) == nullptr)
+    const queue_entry entry =
+        token.pool != nullptr ? queue_entry(*token.pool, token.index) : queue_entry(entry_kind::quiet, signaled);
+    if (send_.room() == 0 || !send_.waiting.empty())
         return error(errc::resource, "send_detached").with_note("the send queue is full");
-    if (token.pool != nullptr) {
-        entry->pool = token.pool;
-        entry->slot = token.index;
-    }
-    prepared.send.wr_id = entry->wr_id;
+    send_.append(*reactor_, entry);
     if (!signaled) prepared.send.send_flags &= ~unsigned{IBV_SEND_SIGNALED};
-    if (late_code why; !post_own(send_, *entry, prepared.send, why))
+    if (late_code why; !post_own(send_, prepared.send, why))
         return error(why, "ibv_post_send").with_completion(setup_.local.qp_num, 0);
     return {};
 }
@@ -574,21 +556,18 @@ result<void> queue_pair_core::adopt(receiver_core& receiver) {
 
 bool queue_pair_core::post_receive(receiver_core& receiver, std::uint32_t slot, memory_slice slice) noexcept {
     if (recv_.room() == 0) return false;
-    table_entry* entry = recv_.append(reactor_->table, true, entry_kind::receive);
-    if (entry == nullptr) return false;
-    entry->receiver = &receiver;
-    entry->slot = slot;
+    recv_.append(*reactor_, {receiver, slot});
     auto* sge = reinterpret_cast<ibv_sge*>(&slice);
-    ibv_recv_wr wr{.wr_id = entry->wr_id, .next = nullptr, .sg_list = sge, .num_sge = 1};
+    ibv_recv_wr wr{.wr_id = 0, .next = nullptr, .sg_list = sge, .num_sge = 1};
     late_code why;
-    return post_own(recv_, *entry, wr, why);
+    return post_own(recv_, wr, why);
 }
 
-void queue_pair_core::look_for_cause(const work_queue& flushed) noexcept {
+void queue_pair_core::look_for_cause(bool sends) noexcept {
     if (failed_ || noted_ || setup_.send_cq == setup_.recv_cq) return;
     // Only once deep: the queue that is being read must not be read on in the middle of its batch.
     if (std::exchange(reactor_->looking_for_cause, true)) return;
-    reactor_->sweep(&flushed == &send_ ? *setup_.recv_cq : *setup_.send_cq);
+    reactor_->sweep(sends ? *setup_.recv_cq : *setup_.send_cq);
     reactor_->looking_for_cause = false;
 }
 
@@ -645,8 +624,8 @@ void queue_pair_core::attend() noexcept {
         post_waiting(recv_);
     }
     end_flushes();
-    send_.watched = !send_.waiting.empty() || awaited();
-    recv_.watched = !recv_.waiting.empty() || awaited();
+    for (work_queue* queue : {&send_, &recv_})
+        queue->watched = !queue->waiting.empty() || awaited() || !queue->in_order();
     if (!drains_.empty() && !outstanding()) quiesce(root_cause_);
 }
 
@@ -784,12 +763,24 @@ void queue_pair_core::end_drains() noexcept {
     destroy();
 }
 
-bool operation_state::submit(operation_state& operation) noexcept { return operation.qp_->submit(operation); }
-void operation_state::leave() noexcept { qp_->leave(*this); }
+// The post is the last that is done here, so that it needs no frame.
+int operation_state::submit(operation_state& operation) { return operation.qp_->submit(operation); }
+bool operation_state::begun(int answer) noexcept {
+    return phase_ == operation_phase::posted && queue_pair_core::refused_directly(*this, answer);
+}
+void operation_state::abandon() noexcept {
+    if (phase_ != operation_phase::ended) qp_->leave(*this);
+    unlink();
+    phase_ = operation_phase::idle;
+    outcome_.failed = outcome_.has_immediate = false;
+}
 void operation_state::cancel(errc cause, list<ready_node>&) noexcept {
     if (phase_ != operation_phase::idle && phase_ != operation_phase::ended) qp_->cancel(*this, cause);
 }
-error operation_state::failure() const { return error_of(outcome_); }
+error operation_state::take_failure() {
+    outcome_.failed = false;
+    return error_of(outcome_);
+}
 
 bool drain_state::submit(drain_state& drain) noexcept { return drain.qp_->submit(drain); }
 error drain_state::failure() const { return error_of(outcome_); }

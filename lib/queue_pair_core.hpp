@@ -53,7 +53,7 @@ struct queue_pair_setup {
 class queue_pair_core {
   public:
     /// Takes over `native` and the reservations in the completion queues.
-    queue_pair_core(queue_pair_setup setup, ibv_qp* native) noexcept;
+    queue_pair_core(queue_pair_setup setup, ibv_qp* native);
     ~queue_pair_core();
     queue_pair_core(const queue_pair_core&) = delete;
     queue_pair_core& operator=(const queue_pair_core&) = delete;
@@ -74,7 +74,9 @@ class queue_pair_core {
     completion_outcome fallen() const noexcept;
 
     // From coroutines.
-    bool submit(operation_state& operation) noexcept;
+    int submit(operation_state& operation);
+    /// After a short way that the device refused. True: it will be resumed all the same.
+    static bool refused_directly(operation_state& operation, int answer) noexcept;
     bool submit(flush_state& flush) noexcept;
     bool submit(drain_state& drain) noexcept;
     /// The coroutine of an operation that has not ended is being destroyed.
@@ -93,14 +95,16 @@ class queue_pair_core {
     /// The device takes no more from the shared receive queue for this queue pair.
     void note_last_wqe() noexcept;
     bool last_wqe() const noexcept { return last_wqe_; }
-    /// One of `flushed` was, and no failure is known. With two completion queues that may lie in the other one still.
-    void look_for_cause(const work_queue& flushed) noexcept;
+    /// One of its requests was flushed. If no failure is known, with two completion queues it may lie in the other one.
+    void look_for_cause(bool sends) noexcept;
     /// Collects what its completion queues hold now.
     void sweep() noexcept;
     /// A completion of this queue pair failed. Acts later, in `attend`, when the batch has been read.
     void note_failure(std::error_code code, std::uint32_t vendor_error) noexcept;
     /// A completion queue of it cannot be polled any more.
     void lose_queue(std::error_code cause) noexcept;
+    /// Until the next post has looked.
+    void close_short_way() noexcept { open_to_ = no_thread; }
     void want_attention() noexcept;
     void want_flush() noexcept;
     /// After a batch: reacts to a failure, posts what waited for room, ends flushes.
@@ -128,9 +132,8 @@ class queue_pair_core {
     bool withdraw(operation_state& operation) noexcept;
     [[gnu::noinline]] bool submit_slowly(operation_state& operation) noexcept;
     bool post_one(operation_state& operation) noexcept;
-    bool prepare(operation_state& operation) noexcept;
+    void prepare(operation_state& operation) noexcept;
     [[gnu::noinline]] bool settle(operation_state& operation, std::uint32_t posted, std::error_code code) noexcept;
-    [[gnu::noinline]] static bool refused_directly(operation_state& operation, int answer) noexcept;
     static bool is_quiet(const operation_state& operation) noexcept;
     template <class Wr>
     static std::uint32_t taken_before(const Wr* bad, const operation_state& operation,
@@ -144,8 +147,9 @@ class queue_pair_core {
     /// False: `bad` was refused, and `why`.
     bool post(ibv_send_wr* first, ibv_send_wr*& bad, late_code& why) noexcept;
     bool post(ibv_recv_wr* first, ibv_recv_wr*& bad, late_code& why) noexcept;
+    bool fail_unheard(std::error_code code) noexcept;
     template <class Wr>
-    bool post_own(work_queue& queue, table_entry& entry, Wr& wr, late_code& why) noexcept;
+    bool post_own(work_queue& queue, Wr& wr, late_code& why) noexcept;
     void end_drains() noexcept;
     bool outstanding() const noexcept;
     void keep_alive() noexcept;
@@ -159,7 +163,8 @@ class queue_pair_core {
     queue_pair_setup setup_;
     ibv_qp* native_;
     reactor_core* reactor_ = nullptr;
-    /// The thread whose direct posts are admitted: connected, RC, awaited, immediate, not failed.
+    /// The thread whose direct posts are admitted: connected, RC, awaited, immediate, not failed; nobody waits for
+    /// room, and all completions came in order.
     std::uint64_t open_to_ = no_thread;
     post_way most_direct_;
     usage usage_ = usage::none;

@@ -34,18 +34,30 @@ constexpr unsigned measured_every = 64;
 class running {
   public:
     explicit running(reactor_core& reactor) noexcept
-        : before_(exchange_current_queue(&reactor.ready)), reactor_before_(std::exchange(running_here, &reactor)) {}
+        : before_(exchange_current_queue(&reactor.ready)), reactor_before_(std::exchange(running_here, &reactor)),
+          queue_(reactor.ready), outer_(std::exchange(innermost, this)) {}
     ~running() {
+        innermost = outer_;
         exchange_current_queue(before_);
         if (reactor_before_ != nullptr) running_here = reactor_before_;
     }
     running(const running&) = delete;
     running& operator=(const running&) = delete;
 
+    /// Whom all that run on this thread, one in a coroutine of the other, were to resume.
+    static void forget_all() noexcept {
+        for (const running* r = innermost; r != nullptr; r = r->outer_) r->queue_.forget_all();
+    }
+
   private:
+    static constinit thread_local running* innermost;
+
     ready_queue* before_;
     reactor_core* reactor_before_;
+    ready_queue& queue_;
+    running* outer_;
 };
+constinit thread_local running* running::innermost = nullptr;
 
 // Users' functions may throw: the others are called all the same.
 template <class Range, class F>
@@ -116,8 +128,7 @@ reactor_core* reactor_core::here() noexcept { return running_here; }
 
 void reactor_core::leave_to_parent() noexcept {
     if (running_here == nullptr) return;
-    ready_queue& ready = running_here->ready;
-    while (!ready.empty()) ready.forget_first();
+    running::forget_all();
     running_here = nullptr;
 }
 
@@ -329,15 +340,17 @@ void reactor_core::queue_failed(completion_queue_state& queue, errc cause) noexc
     });
 }
 
-void reactor_core::dispatch_slowly(table_entry* entry, const ibv_wc& wc, attached_queue& from) noexcept {
-    if (entry != nullptr && entry->kind != entry_kind::free)
-        entry->queue->complete(*this, *entry, wc);
+void reactor_core::dispatch_slowly(work_queue& queue, const ibv_wc& wc, attached_queue& from) noexcept {
+    ++outstanding;
+    if (queue.complete(*this, wc)) return;
+    if (table_entry* entry = table.find(wc.wr_id))
+        entry->receiver->completed(*this, *entry, wc);
     else
         stray(wc, from);
 }
 
 void reactor_core::stray(const ibv_wc& wc, attached_queue& from) noexcept {
-    if (table.ours(wc.wr_id)) {
+    if (work_queues.ours(wc.wr_id) || table.ours(wc.wr_id)) {
         ++counters.stale;
         return;
     }
@@ -450,7 +463,7 @@ unsigned reactor_core::serve_others(unsigned budget) {
 
 std::optional<time_point> reactor_core::next_wake(unsigned& found) {
     auto wake = timers.earliest();
-    if (check_interval_ > std::chrono::nanoseconds::zero() && table.used() > 0) {
+    if (check_interval_ > std::chrono::nanoseconds::zero() && outstanding + table.used() > 0) {
         const time_point now = clock_->now();
         if (next_check_ <= now) {
             found = check_queues();
@@ -589,7 +602,7 @@ void reactor_core::post(std::function<void()> function) {
 
 reactor_stats reactor_core::stats() const noexcept {
     reactor_stats stats = counters;
-    stats.outstanding = table.used();
+    stats.outstanding = outstanding + table.used();
     if (backend_) stats.enters = backend_->counters().enters;
     return stats;
 }

@@ -101,7 +101,9 @@ class reactor_core {
     void queue_failed(completion_queue_state& queue, errc cause) noexcept;
 
     const process_mark process;
-    operation_table table;
+    work_queue_index work_queues;
+    std::size_t outstanding = 0; ///< requests of the work queues
+    operation_table table;       ///< of the shared receive queues
     ready_queue ready;
     timer_queue timers;
     list<pair_link> pairs;     ///< all that await something here
@@ -117,8 +119,8 @@ class reactor_core {
   private:
     static constexpr std::uint64_t nobody = ~std::uint64_t{0};
 
-    /// `entry`: what the number names, if anything.
-    [[gnu::noinline]] void dispatch_slowly(table_entry* entry, const ibv_wc& wc, attached_queue& from) noexcept;
+    /// `queue`: whose number it is, or nobody's.
+    [[gnu::noinline]] void dispatch_slowly(work_queue& queue, const ibv_wc& wc, attached_queue& from) noexcept;
     void stray(const ibv_wc& wc, attached_queue& from) noexcept;
     unsigned round(unsigned budget);
     [[gnu::noinline]] unsigned rounds(const root_base& root);
@@ -174,33 +176,38 @@ class reactor_core {
     std::atomic<wait_backend*> waker_{nullptr};
 };
 
-inline void work_queue::free_entry(reactor_core& reactor, table_entry& entry) noexcept {
-    unlink(entry);
-    reactor.table.release(entry);
-    ++room_;
+inline std::uint64_t work_queue::append(reactor_core& reactor, operation_state& operation) noexcept {
+    const std::uint64_t position = next_;
+    alone_[position & mask_] = &operation;
+    next_ = position + 1;
+    ++reactor.outstanding;
+    return number_of(position);
 }
 
-inline bool work_queue::complete_next(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept {
-    if (entry.kind != entry_kind::awaited || wc.status != IBV_WC_SUCCESS) [[unlikely]]
+inline bool work_queue::complete_next(reactor_core& reactor, const ibv_wc& wc) noexcept {
+    operation_state** const place = &alone_[first_ & mask_];
+    if (static_cast<std::uint32_t>(wc.wr_id) != static_cast<std::uint32_t>(first_) || *place == nullptr ||
+        wc.status != IBV_WC_SUCCESS) [[unlikely]]
         return false;
-    work_queue& queue = *entry.queue;
-    if (entry.previous != &queue.order_) [[unlikely]]
-        return false;
-    operation_state& operation = *entry.operation;
-    queue.free_entry(reactor, entry);
+    operation_state& operation = **place;
+    *place = nullptr;
+    ++first_;
+    ++limit_;
     operation.phase_ = operation_phase::ended;
     reactor.ready.push(operation);
-    if (queue.watched) [[unlikely]]
-        queue.pair_->want_attention();
+    if (watched) [[unlikely]]
+        tell_watchers();
     return true;
 }
 
 inline void reactor_core::dispatch(const ibv_wc* entries, int count, attached_queue& from) noexcept {
     counters.completions += static_cast<std::uint64_t>(count);
+    outstanding -= static_cast<std::size_t>(count); // of most, and the others take it back
+    work_queue* queue = &work_queues.nobody();
     for (const ibv_wc* wc = entries; wc != entries + count; ++wc) {
-        table_entry* entry = table.last_named(wc->wr_id);
-        if (entry == nullptr || !work_queue::complete_next(*this, *entry, *wc)) [[unlikely]]
-            dispatch_slowly(entry, *wc, from);
+        if ((wc->wr_id ^ queue->base_) >> 32 != 0) queue = &work_queues.find(wc->wr_id);
+        if (!queue->complete_next(*this, *wc)) [[unlikely]]
+            dispatch_slowly(*queue, *wc, from);
     }
 }
 

@@ -11,22 +11,16 @@ namespace {
 constinit thread_local ready_queue* current = nullptr;
 } // namespace
 
-unsigned ready_queue::run(unsigned budget) {
-    std::exception_ptr first;
-    unsigned count = 0;
-    list<ready_node> present;
-    present.splice(nodes_);
-    while (!present.empty() || (count < budget && !nodes_.empty())) {
-        const auto continuation = (present.empty() ? nodes_ : present).pop_front().continuation;
-        ++count;
+void ready_queue::run_on(unsigned budget, unsigned count) {
+    const std::exception_ptr first = std::current_exception();
+    for (bool over = false; !over;) {
+        ++count; // the one that threw
         try {
-            continuation.resume();
-        } catch (...) {
-            if (!first) first = std::current_exception();
-        }
+            resume_all(budget, count);
+            over = true;
+        } catch (...) {}
     }
-    if (first) std::rethrow_exception(std::move(first));
-    return count;
+    std::rethrow_exception(first);
 }
 
 ready_queue* exchange_current_queue(ready_queue* queue) noexcept { return std::exchange(current, queue); }

@@ -81,7 +81,6 @@ result<receiver_core*> receiver_core::create(reactor_core& reactor, std::shared_
     if (!built) return built;
     receiver_core* core = *built;
     core->srq_ = srq.get();
-    core->srq_queue_ = std::make_unique<work_queue>(nullptr, false, srq->max_wr);
     core->reactor_ = &reactor;
     core->add_reference();
     srq->receiver = core;
@@ -105,19 +104,28 @@ bool receiver_core::post(std::uint32_t slot) noexcept {
     memory_slice slice{reinterpret_cast<std::uint64_t>(region_.bytes().data()) + std::uint64_t{slot} * stride_,
                        message_bytes_ + head_bytes_, region_.lkey()};
     if (pair_ != nullptr) return pair_->post_receive(*this, slot, slice);
-    table_entry* entry =
-        srq_queue_->room() == 0 ? nullptr : srq_queue_->append(reactor_->table, true, entry_kind::receive);
+    table_entry* entry = reactor_->table.acquire();
     if (entry == nullptr) return false;
     entry->receiver = this;
     entry->slot = slot;
     ibv_recv_wr wr{.wr_id = entry->wr_id, .next = nullptr, .sg_list = reinterpret_cast<ibv_sge*>(&slice), .num_sge = 1};
     ibv_recv_wr* bad;
     if (!check_errno_value("ibv_post_srq_recv", [&] { return ibv_post_srq_recv(srq_->native, &wr, &bad); })) {
-        srq_queue_->revoke(*reactor_, *entry);
+        reactor_->table.release(*entry);
         return false;
     }
-    srq_queue_->take(1);
+    slots_[slot].entry = entry;
     return true;
+}
+
+void receiver_core::completed(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept {
+    const std::uint32_t slot = entry.slot;
+    slots_[slot].entry = nullptr;
+    reactor.table.release(entry);
+    if (wc.status == IBV_WC_SUCCESS) return completed(reactor, slot, &wc, nullptr);
+    const auto failure =
+        failure_of(wc, {static_cast<int>(wc.status), completion_category()}, reactor.find_pair(wc.qp_num), false);
+    completed(reactor, slot, nullptr, &failure);
 }
 
 void receiver_core::completed(reactor_core& reactor, std::uint32_t slot, const ibv_wc* wc,
@@ -169,10 +177,12 @@ void receiver_core::fail(error cause) noexcept {
 }
 
 void receiver_core::queue_gone() noexcept {
-    if (srq_queue_ && reactor_ != nullptr) {
-        const completion_outcome gone(make_code(errc::closed), "");
-        srq_queue_->end_all(*reactor_, gone);
-    }
+    if (srq_ != nullptr && reactor_ != nullptr)
+        for (slot_state& slot : slots_) {
+            if (slot.entry == nullptr) continue;
+            reactor_->table.release(*std::exchange(slot.entry, nullptr));
+            ++stats_.failed;
+        }
     fail(error(errc::closed, "receiver"));
     in_reactor.unlink();
     pair_ = nullptr;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "operation_table.hpp"
 #include "verbs/states.hpp"
 #include "work_queue.hpp"
 
@@ -36,9 +37,11 @@ class receiver_core {
         if (--references_ == 0) delete this;
     }
 
-    // From the device, through the work queue.
+    // From the device, through the work queue,
     void completed(reactor_core& reactor, std::uint32_t slot, const ibv_wc* wc,
                    const completion_outcome* failure) noexcept;
+    /// or through the table: a receive of the shared queue, whose entry is free then.
+    void completed(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept;
     /// No message will come any more.
     void fail(error cause) noexcept;
     /// The queue pair or the shared receive queue is gone: the device writes no more.
@@ -75,7 +78,8 @@ class receiver_core {
         std::uint32_t immediate = 0;
         std::uint32_t qp_num = 0;
         bool has_immediate = false;
-        ibv_wc datagram{}; ///< UD only
+        table_entry* entry = nullptr; ///< while it is posted to a shared receive queue
+        ibv_wc datagram{};            ///< UD only
     };
     const slot_state& slot(std::uint32_t index) const noexcept { return slots_[index]; }
     memory_slice payload(std::uint32_t slot) const noexcept;
@@ -106,7 +110,6 @@ class receiver_core {
     list<next_state> waiters_;
     queue_pair_core* pair_ = nullptr;
     shared_receive_queue_state* srq_ = nullptr;
-    std::unique_ptr<work_queue> srq_queue_;
     reactor_core* reactor_ = nullptr;
     std::size_t references_ = 1;
     bool closed_ = false;

@@ -6,10 +6,18 @@
 
 #include <verbena/verbs/work_request.hpp>
 
+#include <bit>
+#include <new>
+
 namespace verbena::detail {
 namespace {
 
 constexpr std::uint32_t grh_bytes = 40;
+
+// Soon passes the end of the 32 bits, so that whatever goes wrong there is seen in every run.
+constexpr std::uint32_t first_position = ~std::uint32_t{0} - 63;
+
+std::error_code code_of(const ibv_wc& wc) noexcept { return {static_cast<int>(wc.status), completion_category()}; }
 
 const char* verb_of(ibv_wr_opcode opcode) noexcept {
     switch (opcode) {
@@ -24,36 +32,112 @@ const char* verb_of(ibv_wr_opcode opcode) noexcept {
 
 } // namespace
 
-void work_queue::revoke(reactor_core& reactor, table_entry& entry) noexcept {
+work_queue_index::work_queue_index() : first_(std::uint64_t{draw_magic()} << 16) {}
+
+bool work_queue_index::add(work_queue& queue) noexcept {
+    if (free_.empty()) {
+        if (size_ == max_queues) return false;
+        try {
+            free_.reserve(size_ + 1); // so that `remove` does not allocate
+            positions_.push_back(first_position);
+            queues_.push_back(&nobody_);
+        } catch (const std::bad_alloc&) {
+            positions_.resize(size_);
+            return false;
+        }
+        free_.push_back(static_cast<std::uint16_t>(size_++));
+    }
+    const std::uint16_t i = free_.back();
+    free_.pop_back();
+    queues_[i] = &queue;
+    queue.base_ = (first_ + i) << 32;
+    const std::uint32_t room = queue.room();
+    queue.first_ = queue.next_ = positions_[i];
+    queue.limit_ = queue.next_ + room;
+    return true;
+}
+
+void work_queue_index::remove(const work_queue& queue) noexcept {
+    const auto i = static_cast<std::uint16_t>(queue.base_ >> 32);
+    queues_[i] = &nobody_;
+    positions_[i] = static_cast<std::uint32_t>(queue.next_);
+    free_.push_back(i);
+}
+
+work_queue::work_queue(queue_pair_core* pair, bool sends, std::uint32_t capacity)
+    : limit_(capacity), mask_(std::bit_ceil(capacity) - 1), alone_(std::make_unique<operation_state*[]>(mask_ + 1)),
+      entries_(std::make_unique<queue_entry[]>(mask_ + 1)), pair_(pair), capacity_(capacity), sends_(sends) {}
+
+bool work_queue::enter(reactor_core& reactor) noexcept { return capacity_ == 0 || reactor.work_queues.add(*this); }
+
+void work_queue::leave(reactor_core& reactor) noexcept {
+    if (base_ != 0) reactor.work_queues.remove(*this);
+    base_ = 0;
+}
+
+bool work_queue::silent() const noexcept {
+    for (std::uint64_t position = next_; position != first_;)
+        if (const queue_entry entry = at(--position); entry.signaled && entry.kind != entry_kind::free) return false;
+    return !empty();
+}
+
+void work_queue::append(reactor_core& reactor, const queue_entry& entry) noexcept {
+    run_ = entry.signaled ? 0 : run() + 1;
+    if (entry.kind == entry_kind::awaited)
+        alone_[next_ & mask_] = entry.operation;
+    else
+        entries_[next_ & mask_] = entry;
+    run_end_ = ++next_;
+    ++limit_;
+    ++reactor.outstanding;
+}
+
+void work_queue::revoke(reactor_core& reactor) noexcept {
     // If it was signaled, the length of the run before it has been forgotten: the next request begins a new one.
-    if (sends_) unsignaled_ = capacity_;
-    unlink(entry);
-    reactor.table.release(entry);
+    if (sends_) run_ = capacity_;
+    run_end_ = --next_;
+    --limit_;
+    set_free(next_);
+    --reactor.outstanding;
+}
+
+void work_queue::free_entry(reactor_core& reactor, std::uint64_t position) noexcept {
+    set_free(position);
+    --reactor.outstanding;
+    if (position == first_) {
+        ++first_;
+        ++limit_;
+        pass_holes();
+        return;
+    }
+    ++holes_;
+    watched = true;
+    if (pair_ != nullptr) pair_->close_short_way();
 }
 
 /// A send's completion says that all sends before it have completed; only unsignaled ones have none of their own.
-void work_queue::end_unsignaled_before(reactor_core& reactor, const table_entry& entry) noexcept {
-    for (table_entry* earlier = first(); earlier != &entry;) {
-        auto* next = static_cast<table_entry*>(earlier->next);
-        if (!earlier->signaled) end_entry(reactor, *earlier, nullptr, nullptr);
-        earlier = next;
-    }
+void work_queue::end_unsignaled_before(reactor_core& reactor, std::uint64_t position) noexcept {
+    for (std::uint64_t earlier = first_; earlier != position; ++earlier)
+        if (const queue_entry entry = at(earlier); !entry.signaled && entry.kind != entry_kind::free)
+            end_entry(reactor, earlier, nullptr, nullptr);
 }
 
-void work_queue::fail(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept {
-    const std::error_code code = entry.kind == entry_kind::probe && wc.status != IBV_WC_WR_FLUSH_ERR
-                                     ? make_code(errc::peer_lost)
-                                     : std::error_code(static_cast<int>(wc.status), completion_category());
-    queue_pair_core* pair = pair_ != nullptr ? pair_ : reactor.find_pair(wc.qp_num);
-    if (pair != nullptr) {
-        if (wc.status == IBV_WC_WR_FLUSH_ERR) pair->look_for_cause(*this);
-        pair->note_failure(code, wc.vendor_err);
-    }
+completion_outcome failure_of(const ibv_wc& wc, std::error_code code, queue_pair_core* pair, bool sends) noexcept {
     completion_outcome failure(code, "");
     failure.qp_num = wc.qp_num;
     failure.vendor_error = wc.vendor_err;
-    if (pair != nullptr) failure.root_cause = pair->fallen().root_cause;
-    end_entry(reactor, entry, nullptr, &failure);
+    if (pair != nullptr) {
+        if (wc.status == IBV_WC_WR_FLUSH_ERR) pair->look_for_cause(sends);
+        pair->note_failure(code, wc.vendor_err);
+        failure.root_cause = pair->fallen().root_cause;
+    }
+    return failure;
+}
+
+void work_queue::fail(reactor_core& reactor, std::uint64_t position, const ibv_wc& wc) noexcept {
+    const bool lost = at(position).kind == entry_kind::probe && wc.status != IBV_WC_WR_FLUSH_ERR;
+    const auto failure = failure_of(wc, lost ? make_code(errc::peer_lost) : code_of(wc), pair_, sends_);
+    end_entry(reactor, position, nullptr, &failure);
 }
 
 void work_queue::end_operation(reactor_core& reactor, operation_state& operation,
@@ -74,16 +158,17 @@ void work_queue::end_operation(reactor_core& reactor, operation_state& operation
 }
 
 /// A signaled request of a chain may have lost its completion, and the chain is gone when its last has ended.
-void work_queue::forget_members(table_entry& last) noexcept {
-    for (posting_order* e = last.previous; e != &order_; e = e->previous) {
-        auto& entry = static_cast<table_entry&>(*e);
-        if (entry.kind != entry_kind::member) break;
-        entry.kind = entry_kind::quiet;
+void work_queue::forget_members(std::uint64_t last) noexcept {
+    while (last != first_) {
+        const entry_kind kind = at(--last).kind;
+        if (kind == entry_kind::free) continue;
+        if (kind != entry_kind::member) break;
+        entries_[last & mask_].kind = entry_kind::quiet;
     }
 }
 
-void work_queue::succeed(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept {
-    operation_state& operation = *entry.operation;
+void work_queue::succeed(reactor_core& reactor, std::uint64_t position, const ibv_wc& wc) noexcept {
+    operation_state& operation = *at(position).operation;
     if (!sends_) {
         auto& out = operation.outcome_;
         const bool datagram = pair_->setup().type == queue_pair_type::ud;
@@ -96,28 +181,40 @@ void work_queue::succeed(reactor_core& reactor, table_entry& entry, const ibv_wc
     }
     operation.phase_ = operation_phase::ended;
     reactor.ready.push(operation);
-    free_entry(reactor, entry);
+    free_entry(reactor, position);
 }
 
-void work_queue::complete(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept {
-    if (&entry != first() && sends_) end_unsignaled_before(reactor, entry);
+bool work_queue::complete(reactor_core& reactor, const ibv_wc& wc) noexcept {
+    const std::uint32_t behind = static_cast<std::uint32_t>(wc.wr_id) - static_cast<std::uint32_t>(first_);
+    if (behind >= next_ - first_) return false;
+    const std::uint64_t position = first_ + behind;
+    const entry_kind kind = at(position).kind;
+    if (kind == entry_kind::free) return false;
+    if (behind != 0 && sends_) end_unsignaled_before(reactor, position);
     if (wc.status != IBV_WC_SUCCESS) [[unlikely]] {
-        fail(reactor, entry, wc);
-    } else if (entry.kind == entry_kind::awaited || entry.kind == entry_kind::receiving) {
-        succeed(reactor, entry, wc);
-    } else if (entry.kind == entry_kind::chain) {
-        forget_members(entry);
-        succeed(reactor, entry, wc);
+        fail(reactor, position, wc);
+    } else if (kind == entry_kind::awaited || kind == entry_kind::receiving) {
+        succeed(reactor, position, wc);
+    } else if (kind == entry_kind::chain) {
+        forget_members(position);
+        succeed(reactor, position, wc);
     } else {
-        end_entry(reactor, entry, &wc, nullptr);
+        end_entry(reactor, position, &wc, nullptr);
     }
-    if (watched) pair_->want_attention();
+    if (watched) tell_watchers();
+    return true;
 }
 
-void work_queue::end_entry(reactor_core& reactor, table_entry& entry, const ibv_wc* wc,
+void work_queue::tell_watchers() noexcept {
+    pass_holes();
+    if (pair_ != nullptr) pair_->want_attention();
+}
+
+void work_queue::end_entry(reactor_core& reactor, std::uint64_t position, const ibv_wc* wc,
                            const completion_outcome* failure) noexcept {
+    const queue_entry entry = at(position);
     switch (entry.kind) {
-    case entry_kind::chain: forget_members(entry); [[fallthrough]];
+    case entry_kind::chain: forget_members(position); [[fallthrough]];
     case entry_kind::awaited:
     case entry_kind::receiving:
         // That it succeeded is known from its own completion alone; half a chain has failed when it was posted.
@@ -136,12 +233,12 @@ void work_queue::end_entry(reactor_core& reactor, table_entry& entry, const ibv_
     case entry_kind::probe:
     case entry_kind::free: break;
     }
-    free_entry(reactor, entry);
+    free_entry(reactor, position);
 }
 
 void work_queue::end_all(reactor_core& reactor, const completion_outcome& failure) noexcept {
-    while (!empty()) end_entry(reactor, *first(), nullptr, &failure);
-    unsignaled_ = 0;
+    while (!empty()) end_entry(reactor, first_, nullptr, &failure);
+    run_ = 0;
 }
 
 void work_queue::end_waiting(reactor_core& reactor, const completion_outcome& failure) noexcept {

@@ -1,81 +1,104 @@
 #pragma once
 
-#include "operation_table.hpp"
-
 #include <verbena/detail/list.hpp>
 #include <verbena/detail/operation.hpp>
 
 #include <infiniband/verbs.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 namespace verbena::detail {
 
 class queue_pair_core;
 class reactor_core;
+class receiver_core;
+class work_queue;
+struct buffer_pool_state;
 
-/// One direction of a queue pair, or a shared receive queue: its room, what is outstanding in the order of posting, and
-/// who waits for room.
+/// Who learns of a completion.
+enum class entry_kind : std::uint8_t {
+    free,
+    quiet,     ///< nobody: an unsignaled send, resumed when it was posted; a flush marker
+    probe,     ///< nobody: a sign of life is wanted
+    awaited,   ///< an operation: its only request, a send
+    receiving, ///< an operation: its only request, a receive
+    chain,     ///< an operation: the last request of its chain
+    member,    ///< an operation: an earlier request of its chain
+    pooled,    ///< nobody, but a pool buffer goes back
+    receive,   ///< a receiver's slot
+};
+
+/// One posted work request.
+struct queue_entry {
+    union {
+        operation_state* operation;
+        receiver_core* receiver;
+        buffer_pool_state* pool;
+    };
+    std::uint32_t slot = 0; ///< of the receiver or the pool
+    entry_kind kind = entry_kind::free;
+    bool signaled = true;
+
+    queue_entry() noexcept : operation(nullptr) {}
+    queue_entry(entry_kind k, bool s, operation_state* o = nullptr) noexcept : operation(o), kind(k), signaled(s) {}
+    queue_entry(receiver_core& r, std::uint32_t index) noexcept
+        : receiver(&r), slot(index), kind(entry_kind::receive), signaled(true) {}
+    queue_entry(buffer_pool_state& p, std::uint32_t index) noexcept
+        : pool(&p), slot(index), kind(entry_kind::pooled), signaled(true) {}
+};
+
+/// One direction of a queue pair: its room, what is outstanding, and who waits for room. A device completes the
+/// requests of one in the order of posting, so that entries are a ring; what comes out of order leaves a hole until
+/// those before it have completed.
 class work_queue {
   public:
-    work_queue(queue_pair_core* pair, bool sends, std::uint32_t capacity) noexcept
-        : pair_(pair), capacity_(capacity), room_(capacity), sends_(sends) {
-        order_.previous = order_.next = &order_;
-    }
+    work_queue(queue_pair_core* pair, bool sends, std::uint32_t capacity);
     work_queue(const work_queue&) = delete;
     work_queue& operator=(const work_queue&) = delete;
 
+    /// Makes it the reactor's. False: no more can be.
+    bool enter(reactor_core& reactor) noexcept;
+    void leave(reactor_core& reactor) noexcept;
+
     std::uint32_t capacity() const noexcept { return capacity_; }
-    std::uint32_t room() const noexcept { return room_; }
-    void take(std::uint32_t places) noexcept { room_ -= places; }
-    void give(std::uint32_t places) noexcept { room_ += places; }
-    bool empty() const noexcept { return order_.next == &order_; }
-    /// Of those outstanding; there must be one.
-    table_entry* first() const noexcept { return static_cast<table_entry*>(order_.next); }
-    table_entry* last() const noexcept { return static_cast<table_entry*>(order_.previous); }
-    std::uint64_t posted() const noexcept { return posted_; }
-    std::uint32_t outstanding() const noexcept {
-        std::uint32_t count = 0;
-        for (const posting_order* entry = order_.next; entry != &order_; entry = entry->next) ++count;
-        return count;
-    }
-    /// True when all up to this number have completed.
-    bool done(std::uint64_t sequence) const noexcept { return empty() || first()->sequence > sequence; }
+    std::uint32_t room() const noexcept { return static_cast<std::uint32_t>(limit_ - next_); }
+    void take(std::uint32_t places) noexcept { limit_ -= places; }
+    void give(std::uint32_t places) noexcept { limit_ += places; }
+    bool empty() const noexcept { return first_ == next_; }
+    std::uint32_t outstanding() const noexcept { return static_cast<std::uint32_t>(next_ - first_) - holes_; }
+    bool in_order() const noexcept { return holes_ == 0; }
+    /// The position of the request that is posted next.
+    std::uint64_t next() const noexcept { return next_; }
+    /// True when all before this position have completed.
+    bool done(std::uint64_t position) const noexcept { return first_ >= position; }
+    /// Of the request that was posted last; there must be one outstanding.
+    bool ends_signaled() const noexcept { return at(next_ - 1).signaled; }
 
     /// Whether the next send must carry the signaled flag although nobody asked: so that room always comes back.
-    bool must_signal() const noexcept { return unsignaled_ + 1 >= (capacity_ / 2 > 1 ? capacity_ / 2 : 1); }
-
+    bool must_signal() const noexcept { return run() + 1 >= (capacity_ / 2 > 1 ? capacity_ / 2 : 1); }
     /// True if there is something outstanding, of which the device will report nothing.
-    bool silent() const noexcept {
-        const posting_order* entry = order_.previous;
-        while (entry != &order_ && !static_cast<const table_entry*>(entry)->signaled) entry = entry->previous;
-        return !empty() && entry == &order_;
-    }
+    bool silent() const noexcept;
 
-    /// Takes an entry and appends it. Null: the table is full. Does not take room.
-    table_entry* append(operation_table& table, bool signaled, entry_kind kind) noexcept {
-        table_entry* entry = table.acquire();
-        if (entry == nullptr) [[unlikely]]
-            return nullptr;
-        entry->queue = this;
-        entry->kind = kind;
-        entry->signaled = signaled;
-        entry->sequence = ++posted_;
-        entry->next = &order_;
-        entry->previous = order_.previous;
-        order_.previous->next = entry;
-        order_.previous = entry;
-        unsignaled_ = signaled ? 0 : unsignaled_ + 1;
-        return entry;
-    }
-    /// Undoes `append` of a request that was not posted. Does not give room.
-    void revoke(reactor_core& reactor, table_entry& entry) noexcept;
+    /// Appends an entry, for which room has been taken or is taken at once.
+    void append(reactor_core& reactor, const queue_entry& entry) noexcept;
+    /// The same for a signaled send that is awaited alone, and takes its room. Gives its `wr_id`.
+    std::uint64_t append(reactor_core& reactor, operation_state& operation) noexcept;
+    /// The `wr_id` of the one appended last.
+    std::uint64_t number() const noexcept { return number_of(next_ - 1); }
+    /// Undoes the last `append`: the request was not posted. Does not give room.
+    void revoke(reactor_core& reactor) noexcept;
+    /// The chain of the one appended last ends with it.
+    void end_chain() noexcept { entries_[(next_ - 1) & mask_].kind = entry_kind::chain; }
 
     /// What most completions are: that of the send which is next in order, awaited alone, and succeeded. False: not
     /// one of those, and nothing has happened.
-    static bool complete_next(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept;
-    /// The completion of one request of this queue, and with it that of the unsignaled sends before it.
-    void complete(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept;
+    bool complete_next(reactor_core& reactor, const ibv_wc& wc) noexcept;
+    /// The completion of one request of this queue, and with it that of the unsignaled sends before it. False: nothing
+    /// outstanding carries this number.
+    bool complete(reactor_core& reactor, const ibv_wc& wc) noexcept;
     /// Ends everything outstanding, in order. The device must have let go of it.
     void end_all(reactor_core& reactor, const completion_outcome& failure) noexcept;
     /// Ends the operations that wait for room.
@@ -90,25 +113,84 @@ class work_queue {
     bool watched = false;
 
   private:
-    void forget_members(table_entry& last) noexcept;
-    void free_entry(reactor_core& reactor, table_entry& entry) noexcept;
-    [[gnu::noinline]] void end_unsignaled_before(reactor_core& reactor, const table_entry& entry) noexcept;
-    [[gnu::noinline]] void fail(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept;
-    void succeed(reactor_core& reactor, table_entry& entry, const ibv_wc& wc) noexcept;
-    [[gnu::noinline]] void end_entry(reactor_core& reactor, table_entry& entry, const ibv_wc* wc,
-                                     const completion_outcome* failure) noexcept;
-    static void unlink(const posting_order& entry) noexcept {
-        entry.previous->next = entry.next;
-        entry.next->previous = entry.previous;
-    }
+    friend class reactor_core;
+    friend class work_queue_index;
 
-    queue_pair_core* pair_; ///< null: a shared receive queue
-    posting_order order_;
-    std::uint64_t posted_ = 0;
+    queue_entry at(std::uint64_t position) const noexcept {
+        operation_state* const alone = alone_[position & mask_];
+        return alone != nullptr ? queue_entry(entry_kind::awaited, true, alone) : entries_[position & mask_];
+    }
+    bool is_free(std::uint64_t position) const noexcept { return at(position).kind == entry_kind::free; }
+    void set_free(std::uint64_t position) noexcept {
+        alone_[position & mask_] = nullptr;
+        entries_[position & mask_].kind = entry_kind::free;
+    }
+    std::uint64_t number_of(std::uint64_t position) const noexcept {
+        return base_ | static_cast<std::uint32_t>(position);
+    }
+    /// Of unsignaled requests, at the end.
+    std::uint32_t run() const noexcept { return run_end_ == next_ ? run_ : 0; }
+    void pass_holes() noexcept {
+        for (; holes_ != 0 && is_free(first_); --holes_) {
+            ++first_;
+            ++limit_;
+        }
+    }
+    void tell_watchers() noexcept;
+    void forget_members(std::uint64_t last) noexcept;
+    void free_entry(reactor_core& reactor, std::uint64_t position) noexcept;
+    void end_unsignaled_before(reactor_core& reactor, std::uint64_t position) noexcept;
+    [[gnu::noinline]] void fail(reactor_core& reactor, std::uint64_t position, const ibv_wc& wc) noexcept;
+    void succeed(reactor_core& reactor, std::uint64_t position, const ibv_wc& wc) noexcept;
+    [[gnu::noinline]] void end_entry(reactor_core& reactor, std::uint64_t position, const ibv_wc* wc,
+                                     const completion_outcome* failure) noexcept;
+
+    std::uint64_t first_ = 0; ///< position of the oldest that is outstanding
+    std::uint64_t next_ = 0;
+    std::uint64_t limit_; ///< there is room up to here
+    std::uint64_t mask_;
+    std::unique_ptr<operation_state*[]> alone_; ///< a ring: who awaits a send alone; else null, and then there is
+    std::unique_ptr<queue_entry[]> entries_;    ///< an entry in this ring
+    std::uint64_t base_ = 0;                    ///< of its numbers; 0: it is no reactor's
+    std::uint64_t run_end_ = 0;
+    queue_pair_core* pair_;
     std::uint32_t capacity_;
-    std::uint32_t room_;
-    std::uint32_t unsignaled_ = 0;
+    std::uint32_t run_ = 0; ///< of unsignaled requests before `run_end_`
+    std::uint32_t holes_ = 0;
     bool sends_;
 };
+
+/// Maps a `wr_id` to its work queue. The upper half: 16 bits of a magic drawn anew for every reactor, 16 bits of the
+/// queue's index here. The lower half: the request's position in that queue. A queue goes on where the last one of the
+/// same index ended, so that no completion of that one can be taken for one of this.
+class work_queue_index {
+  public:
+    static constexpr std::size_t max_queues = std::size_t{1} << 16;
+
+    work_queue_index();
+
+    /// False: there are as many as there can be, or memory has run out.
+    bool add(work_queue& queue) noexcept;
+    void remove(const work_queue& queue) noexcept;
+    /// That or, if the number is of none here, one with nothing outstanding.
+    work_queue& find(std::uint64_t wr_id) noexcept {
+        const std::uint64_t i = (wr_id >> 32) - first_;
+        return i < size_ ? *queues_[i] : nobody_;
+    }
+    work_queue& nobody() noexcept { return nobody_; }
+    /// True if some request carried the number once.
+    bool ours(std::uint64_t wr_id) const noexcept { return (wr_id >> 32) - first_ < size_; }
+
+  private:
+    work_queue nobody_{nullptr, true, 0};
+    std::uint64_t first_; ///< upper half of the first queue's numbers
+    std::uint64_t size_ = 0;
+    std::vector<work_queue*> queues_;
+    std::vector<std::uint32_t> positions_; ///< where the one that comes next begins
+    std::vector<std::uint16_t> free_;
+};
+
+/// What a completion says that failed with `code`; its queue pair, if one is known, learns of it.
+completion_outcome failure_of(const ibv_wc& wc, std::error_code code, queue_pair_core* pair, bool sends) noexcept;
 
 } // namespace verbena::detail

@@ -159,7 +159,9 @@ class scope::join_awaiter : public detail::cancellable_wait {
     void inherit_stop(errc cause) noexcept {
         if (cause != errc{}) scope_.stop_children(cause);
     }
-    void pass_stop(errc cause, detail::list<detail::ready_node>& woken) noexcept { scope_.stop_children(cause, woken); }
+    void pass_stop(errc cause, detail::list<detail::ready_node>& woken) noexcept {
+        if (suspended_) scope_.stop_children(cause, woken);
+    }
 
   private:
     scope& scope_;

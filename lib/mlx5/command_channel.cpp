@@ -135,7 +135,6 @@ command_channel_core::issuing command_channel_core::issue(query_state& query) no
         query.outcome_ = error(errc::resource, query_verb);
         return issuing::failed;
     }
-    entry->kind = entry_kind::awaited;
     entry->query = &query;
     query.entry_ = entry;
     query.stage_ = stage::issued;
@@ -206,10 +205,7 @@ void command_channel_core::retry_later() noexcept {
 void command_channel_core::take_out(query_state& query) noexcept {
     query.unlink();
     query.of_object_.unlink();
-    if (table_entry* entry = std::exchange(query.entry_, nullptr)) {
-        entry->kind = entry_kind::quiet;
-        entry->query = nullptr;
-    }
+    if (table_entry* entry = std::exchange(query.entry_, nullptr)) entry->query = nullptr;
 }
 
 void command_channel_core::finish(query_state& query) noexcept {
@@ -255,7 +251,7 @@ void command_channel_core::deliver() noexcept {
         ++stats_.foreign;
         return;
     }
-    if (entry->kind == entry_kind::quiet) {
+    if (entry->query == nullptr) {
         ++stats_.late;
     } else {
         query_state& query = *entry->query;

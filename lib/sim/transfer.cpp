@@ -674,7 +674,9 @@ int accept_chain(Wr* wr, Wr** bad, const std::optional<fault>& refused, Accept&&
         if (bad != nullptr) *bad = wr;
         return code;
     }
-    return 0;
+    if (!refused || refused->accepted != fault::all) return 0;
+    if (bad != nullptr) *bad = nullptr;
+    return answer(*refused, convention::positive_errno);
 }
 
 std::optional<fault> prelude(device& d, point begins, ibv_qp* qp, std::string_view verb) {

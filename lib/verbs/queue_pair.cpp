@@ -201,7 +201,16 @@ result<queue_pair> queue_pair::create(const protection_domain& domain, const que
     }
     local.qp_num = (*native)->qp_num;
     setup.local = local;
-    queue_pair pair(std::make_unique<detail::queue_pair_core>(std::move(setup), *native));
+    std::unique_ptr<detail::queue_pair_core> core;
+    try {
+        core = std::make_unique<detail::queue_pair_core>(setup, *native);
+    } catch (...) { // out of memory
+        ibv_destroy_qp(*native);
+        if (setup.srq) setup.srq->leave(*setup.recv_cq);
+        give_back();
+        throw;
+    }
+    queue_pair pair(std::move(core));
 
     ibv_qp_attr attr{};
     attr.qp_state = IBV_QPS_INIT;

@@ -30,8 +30,9 @@ TEST_CASE("what a pending operation takes") {
         std::size_t bytes;
         std::size_t most;
     } sizes[] = {
-        {"a posted work request, in its reactor's table", sizeof(detail::table_entry), 64},
-        {"a receive that a receiver keeps posted, besides", sizeof(detail::receiver_core::slot_state), 72},
+        {"a place in a queue pair's queue, taken or not", sizeof(detail::queue_entry) + sizeof(void*), 24},
+        {"a posted receive of a shared queue, in its reactor's table", sizeof(detail::table_entry), 24},
+        {"a receive that a receiver keeps posted, besides", sizeof(detail::receiver_core::slot_state), 80},
         {"a send, in the frame", in_frame<vb::send_operation>, 384},
         {"a receive, in the frame", in_frame<vb::recv_operation>, 384},
         {"flushed, in the frame", in_frame<vb::flush_operation>, 192},

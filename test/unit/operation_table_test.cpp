@@ -8,23 +8,12 @@
 #include <set>
 #include <vector>
 
-using verbena::detail::entry_kind;
 using verbena::detail::operation_table;
 using verbena::detail::table_entry;
 
-namespace {
-
-table_entry* take(operation_table& table) {
-    table_entry* entry = table.acquire();
-    if (entry != nullptr) entry->kind = entry_kind::quiet;
-    return entry;
-}
-
-} // namespace
-
 TEST_CASE("a number is found while it is carried") {
     operation_table table;
-    table_entry* entry = take(table);
+    table_entry* entry = table.acquire();
     REQUIRE(entry != nullptr);
     const auto first = entry->wr_id;
     CHECK(table.find(first) == entry);
@@ -34,7 +23,7 @@ TEST_CASE("a number is found while it is carried") {
     CHECK(table.find(first) == nullptr);
     CHECK(table.ours(first));
 
-    table_entry* again = take(table);
+    table_entry* again = table.acquire();
     CHECK(again == entry); // the one used last is in the cache
     CHECK(again->wr_id != first);
     CHECK(table.find(first) == nullptr);
@@ -45,7 +34,7 @@ TEST_CASE("a number is found while it is carried") {
 
 TEST_CASE("numbers of others are not the table's") {
     operation_table table;
-    table_entry* entry = take(table);
+    table_entry* entry = table.acquire();
     int anything = 0;
     for (const std::uint64_t number :
          {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{42}, std::uint64_t{1} << 47, ~std::uint64_t{0},
@@ -68,7 +57,7 @@ TEST_CASE("growth leaves entries where they are") {
     std::vector<table_entry*> entries;
     std::vector<std::uint64_t> numbers;
     for (int i = 0; i < 5000; ++i) {
-        entries.push_back(take(table));
+        entries.push_back(table.acquire());
         REQUIRE(entries.back() != nullptr);
         numbers.push_back(entries.back()->wr_id);
     }
@@ -85,7 +74,7 @@ TEST_CASE("growth leaves entries where they are") {
 
 TEST_CASE("generations wrap within their bits") {
     operation_table table;
-    table_entry* entry = take(table);
+    table_entry* entry = table.acquire();
     const auto first = entry->wr_id;
     for (std::uint64_t i = 1; i < std::uint64_t{1} << operation_table::generation_bits; ++i) {
         table.release(*entry);
@@ -94,7 +83,7 @@ TEST_CASE("generations wrap within their bits") {
     }
     CHECK(entry->wr_id >> operation_table::generation_bits == first >> operation_table::generation_bits);
     table.release(*entry);
-    CHECK(take(table)->wr_id == first);
+    CHECK(table.acquire()->wr_id == first);
 }
 
 TEST_CASE("no two tables share a magic, and none is what other numbers begin with") {
@@ -103,7 +92,7 @@ TEST_CASE("no two tables share a magic, and none is what other numbers begin wit
     // More tables than there are magics: past the end it begins anew.
     for (int i = 0; i < 66'000; ++i) {
         operation_table table;
-        const auto magic = take(table)->wr_id >> 48;
+        const auto magic = table.acquire()->wr_id >> 48;
         good = good && magic != 0 && magic != 0xffff;
         if (i < 65'000) good = seen.insert(magic).second && good;
     }
@@ -122,7 +111,6 @@ TEST_CASE("a full table says so, and goes on when one is given back") {
     CHECK(count == operation_table::max_entries);
     CHECK(table.used() == count);
     CHECK(table.acquire() == nullptr);
-    last->kind = entry_kind::quiet;
     CHECK(table.find(last->wr_id) == last);
     table.release(*last);
     CHECK(table.acquire() == last);

@@ -375,3 +375,54 @@ TEST_CASE("breaking the rules of a scope ends the program") {
     CHECK(support::aborts([] { (void)child<>().wait(); }) ==
           "verbena: there is no child to wait for: its handle is empty or was moved from\n");
 }
+
+// The first one's awaiter lives until the end of the expression.
+TEST_CASE("of two waits in one expression the second does not begin when a stop came as the first was over") {
+    event first, second;
+    scope s;
+    verbena::detail::ready_queue queue;
+    verbena::detail::exchange_current_queue(&queue);
+    std::string ended;
+    s.spawn([](event& a, event& b, std::string& how) -> task<> {
+        try {
+            (co_await a.wait(), co_await b.wait());
+            how = "went on";
+        } catch (const std::system_error& e) {
+            how = e.code() == verbena::errc::stopped ? "stopped" : "failed";
+        }
+    }(first, second, ended));
+    first.set();
+    s.request_stop();
+    CHECK(ended.empty());
+    queue.run(9);
+    verbena::detail::exchange_current_queue(nullptr);
+    CHECK(ended == "stopped");
+}
+
+TEST_CASE("a stop reaches no scope whose join was over before, though its awaiter is still there") {
+    event never;
+    scope outer, over;
+    {
+        running_task<int> child(wait(over.spawn([]() -> task<int> { co_return 1; }())));
+        CHECK(child.get() == 1);
+    }
+    outer.spawn([](scope& done, event& e) -> task<> {
+        try {
+            (co_await done.join(), co_await e.wait());
+        } catch (const std::system_error&) {}
+    }(over, never));
+    outer.request_stop();
+    bool stopped = false;
+    over.spawn([](event& e, bool& told) -> task<> {
+        try {
+            co_await e.wait();
+        } catch (const std::system_error&) {
+            told = true;
+        }
+    }(never, stopped));
+    CHECK_FALSE(stopped);
+    never.set();
+    running_task<void> joined(join(over));
+    joined.get();
+    CHECK_FALSE(stopped);
+}

@@ -43,14 +43,18 @@ class list {
     T& back() const noexcept { return static_cast<T&>(*head_.previous_); }
     void push_back(T& node) noexcept {
         list_node& n = node;
-        n.previous_ = head_.previous_;
+        list_node& last = *head_.previous_;
+        n.previous_ = &last;
         n.next_ = &head_;
-        n.previous_->next_ = n.next_->previous_ = &n;
+        last.next_ = &n;
+        head_.previous_ = &n;
     }
     T& pop_front() noexcept {
-        T& node = front();
-        static_cast<list_node&>(node).cut();
-        return node;
+        list_node& node = *head_.next_;
+        head_.next_ = node.next_;
+        node.next_->previous_ = &head_;
+        node.next_ = nullptr;
+        return static_cast<T&>(node);
     }
     /// Moves all of `other` behind what is here.
     void splice(list& other) noexcept {

@@ -13,13 +13,12 @@ namespace verbena {
 namespace detail {
 
 class queue_pair_core;
-struct table_entry;
 
 enum class operation_phase : std::uint8_t {
-    idle,    ///< nothing has happened yet
+    idle,    ///< nobody awaits it
     queued,  ///< waits for room in its queue; linked there
     batched, ///< has its room, and waits for the flush; linked at its queue
-    posted,  ///< the device has it; table entries name it
+    posted,  ///< the device has it; entries of its queue name it
     ended,   ///< its outcome is final; on a ready list until it is resumed
 };
 
@@ -128,30 +127,29 @@ class operation_state : public ready_node {
     friend class work_awaiter;
     bool begin(std::coroutine_handle<> waiting) noexcept {
         continuation = waiting;
-        return submit(*this);
+        const int answer = submit(*this);
+        return answer == 0 || begun(answer);
     }
-    /// Nobody awaits it any more.
-    void abandon() noexcept {
-        if (phase_ != operation_phase::ended && phase_ != operation_phase::idle) leave();
-        unlink();
-    }
-    VERBENA_API static bool submit(operation_state& operation) noexcept;
+    /// Its coroutine is going, and has not been resumed.
+    VERBENA_API void abandon() noexcept;
+    /// 0: it will be resumed. Else ask `begun`.
+    VERBENA_API static int submit(operation_state& operation);
+    VERBENA_API bool begun(int answer) noexcept;
     bool succeeded() const noexcept { return !outcome_.failed; }
-    VERBENA_API error failure() const;
+    /// Why it failed; after that it may begin anew.
+    VERBENA_API error take_failure();
 
     queue_pair_core* qp_;
-    std::uint16_t count_;                           ///< of requests, linked by `next`
-    operation_phase phase_ = operation_phase::idle; ///< or `ended`, from the last time
-    std::uint8_t cancelled_ = 0;                    ///< an `errc`: why, if that is what ends it
-    completion_outcome outcome_;
-    device_request request_; ///< the first
+    std::uint16_t count_; ///< of requests, linked by `next`
+    operation_phase phase_ = operation_phase::idle;
+    std::uint8_t cancelled_ = 0; ///< an `errc`: why, if that is what ends it
+    ibv_send_wr* refused_;       ///< by the post
+    completion_outcome outcome_; ///< a success when it begins
+    device_request request_;     ///< the first
 
   private:
     friend class queue_pair_core;
     friend class work_queue;
-    /// The coroutine is destroyed before the end: gives the room back, and ends the queue pair if the device has the
-    /// request.
-    VERBENA_API void leave() noexcept;
 };
 
 /// Waits for an entry of the send queue that somebody else posted.

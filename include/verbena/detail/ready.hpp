@@ -18,17 +18,38 @@ class ready_queue {
   public:
     void push(ready_node& node) noexcept { nodes_.push_back(node); }
     bool empty() const noexcept { return nodes_.empty(); }
-    void forget_first() noexcept { nodes_.pop_front(); }
+    /// Also whom a `run` that goes on would have resumed.
+    void forget_all() noexcept {
+        while (!present_.empty()) present_.pop_front();
+        while (!nodes_.empty()) nodes_.pop_front();
+    }
     /// Puts all of `nodes`, in their order, behind what is here.
     void splice(list<ready_node>& nodes) noexcept { nodes_.splice(nodes); }
 
     /// Resumes all that are here now, and of those pushed meanwhile as many as make up to `budget` in all; returns how
-    /// many. What a `resume()` throws
-    /// (no coroutine of this library does) does not stop the others: the first exception is rethrown at the end.
-    VERBENA_API unsigned run(unsigned budget);
+    /// many. What a `resume()` throws (no coroutine of this library does) does not stop the others: the first exception
+    /// is rethrown at the end.
+    unsigned run(unsigned budget) {
+        present_.splice(nodes_);
+        unsigned count = 0;
+        try {
+            resume_all(budget, count);
+        } catch (...) {
+            run_on(budget, count);
+        }
+        return count;
+    }
 
   private:
+    void resume_all(unsigned budget, unsigned& count) {
+        for (; !present_.empty(); ++count) present_.pop_front().continuation.resume();
+        for (; count < budget && !nodes_.empty(); ++count) nodes_.pop_front().continuation.resume();
+    }
+    /// After the first exception, which is the one that is handled.
+    [[noreturn]] VERBENA_API void run_on(unsigned budget, unsigned count);
+
     list<ready_node> nodes_;
+    list<ready_node> present_; ///< of the `run` that goes on
 };
 
 /// Appends to the queue that this thread runs. If it runs none, resumes the node, and all that it makes ready, here;

@@ -66,24 +66,26 @@ class stoppable_wait {
 
     bool await_ready() {
         if constexpr (ends)
-            if (stop_.cause != errc{}) [[unlikely]]
-                return refused_ = true;
+            if (stop_.cause != errc{}) [[unlikely]] {
+                stop_.awaiter = nullptr; // of an earlier wait of this expression, which is over
+                return true;
+            }
         if constexpr (passes) awaiter_.inherit_stop(stop_.cause);
-        return awaiter_.await_ready();
-    }
-    template <class Promise>
-    decltype(auto) await_suspend(std::coroutine_handle<Promise> waiting) {
         if constexpr (passes || ends) {
             stop_.awaiter = &awaiter_;
             stop_.stop = [](void* self, errc cause, list<ready_node>& woken) noexcept {
                 stop_awaiter(*static_cast<awaiter*>(self), cause, woken);
             };
         }
+        return awaiter_.await_ready();
+    }
+    template <class Promise>
+    decltype(auto) await_suspend(std::coroutine_handle<Promise> waiting) {
         return awaiter_.await_suspend(waiting);
     }
     decltype(auto) await_resume() {
         if constexpr (ends)
-            if (refused_) [[unlikely]]
+            if (stop_.awaiter == nullptr) [[unlikely]] // it was told to stop before
                 return refuse();
         return awaiter_.await_resume();
     }
@@ -98,7 +100,6 @@ class stoppable_wait {
     }
 
     stop_point& stop_;
-    bool refused_ = false;
     held awaiter_;
 };
 

@@ -59,6 +59,9 @@ struct fault {
     sim::convention convention = sim::convention::natural;
     std::uint32_t accepted = 0; ///< of a chain of work requests: how many are taken before the one that fails
     std::uint64_t times = 1;    ///< so many calls in a row
+
+    /// As `accepted`: all of them, and the call that fails names none.
+    static constexpr std::uint32_t all = ~std::uint32_t{0};
 };
 
 /// A completion that was held back. The device has finished with the request.

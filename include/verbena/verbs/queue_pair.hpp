@@ -91,8 +91,8 @@ struct connection_options {
 /// A pair of a send and a receive queue. Move-only; keeps its domain and its completion queues alive.
 ///
 /// It is posted to by hand (`post`) or awaited on, never both: what came second fails with `in_use`. Awaiting needs
-/// both completion queues attached to one reactor. Capacity for `max_send + max_recv` completions is reserved at
-/// creation.
+/// both completion queues attached to one reactor, of which one has at most 65,536 send and receive queues: an
+/// operation of one more fails with `resource`. Capacity for `max_send + max_recv` completions is reserved at creation.
 ///
 /// When a request of an RC queue pair fails, all others fail with `connection_reset` and the first failure as their
 /// root cause; so they do when the queue pair is destroyed with work outstanding, or a coroutine whose request the

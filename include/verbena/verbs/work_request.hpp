@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 struct ibv_ah;
 
@@ -315,18 +316,24 @@ class [[nodiscard]] work_awaiter {
     explicit work_awaiter(Operation& operation) noexcept : operation_(operation) {}
     work_awaiter(const work_awaiter&) = delete;
     work_awaiter& operator=(const work_awaiter&) = delete;
-    ~work_awaiter() { operation_.abandon(); }
+    ~work_awaiter() {
+        if (operation_.phase_ != operation_phase::idle) [[unlikely]]
+            operation_.abandon();
+    }
 
     bool await_ready() const noexcept { return false; }
     bool await_suspend(std::coroutine_handle<> waiting) noexcept { return operation_.begin(waiting); }
-    auto await_resume() const { return operation_.ended(); }
+    auto await_resume() const {
+        operation_.phase_ = operation_phase::idle;
+        return operation_.ended();
+    }
     void cancel(errc cause, list<ready_node>& woken) noexcept { operation_.cancel(cause, woken); }
 
   private:
     Operation& operation_;
 };
 
-/// Every single work request. The table entry names it while it is awaited, so that no allocation is needed.
+/// Every single work request. Its queue's entry names it while it is awaited, so that no allocation is needed.
 template <class Result>
 class work_operation : public operation_state {
   public:
@@ -340,15 +347,17 @@ class work_operation : public operation_state {
 
   private:
     friend work_awaiter<work_operation>;
-    result<Result> ended() const {
-        if (!succeeded()) return failure();
+    result<Result> ended() {
+        if (!succeeded()) [[unlikely]]
+            return take_failure();
         if constexpr (std::is_void_v<Result>)
             return {};
-        else if constexpr (std::same_as<Result, received>)
+        else if constexpr (std::same_as<Result, received>) {
+            const bool has_immediate = std::exchange(outcome_.has_immediate, false);
             return received{.byte_len = outcome_.byte_len,
-                            .immediate = outcome_.has_immediate ? std::optional(outcome_.immediate) : std::nullopt,
+                            .immediate = has_immediate ? std::optional(outcome_.immediate) : std::nullopt,
                             .source_qp = outcome_.source_qp};
-        else {
+        } else {
             std::uint64_t before; // the caller's memory need not be aligned
             std::memcpy(&before, request_.held[0].bytes().data(), sizeof before);
             return before;
@@ -432,8 +441,9 @@ class [[nodiscard]] chain_operation : public detail::operation_state {
 
   private:
     friend detail::work_awaiter<chain_operation>;
-    result<void> ended() const {
-        if (!succeeded()) return failure();
+    result<void> ended() {
+        if (!succeeded()) [[unlikely]]
+            return take_failure();
         return {};
     }
     void link() noexcept {

@@ -119,6 +119,46 @@ TEST_CASE("half a chain ends when the queue pair was flushed, with the post's er
         }
 }
 
+// rxe's answer when its doorbell fails: the requests are in its queue, and the next doorbell sends them.
+TEST_CASE("a post that fails and names no request has posted all, and ends the connection") {
+    const support::deadline limit(std::chrono::seconds{60});
+    for (const auto& name : devices())
+        for (const auto mode : {vb::post_mode::immediate, vb::post_mode::batched})
+            for (const bool receives : {false, true})
+                for (const unsigned before : {0u, 1u}) { // the first post of a queue pair takes the long way
+                    INFO(name << (receives ? ", receive" : ", send") << ", after " << before);
+                    lab l(name, {.mode = mode});
+                    ending_log log, failed, later;
+                    vb::scope scope;
+                    for (unsigned i = 0; i < before; ++i) {
+                        scope.spawn(support::receive(*l.right, l.slice(0), log));
+                        scope.spawn(support::transmit(*l.left, l.slice(1), log));
+                    }
+                    if (before != 0) l.finish(scope);
+                    CHECK(log.successes == 2 * before);
+                    l.hold();
+                    l.control.fail(receives ? "ibv_post_recv" : "ibv_post_send",
+                                   {.value = EAGAIN, .accepted = sim::fault::all});
+                    scope.spawn(receives ? support::receive(*l.right, l.slice(2), failed)
+                                         : support::transmit(*l.left, l.slice(2), failed));
+                    l.turns();
+                    CHECK(failed.resumes() == 0); // its buffer is the device's
+                    CHECK(l.reactor.stats().outstanding == 1);
+                    l.release();
+                    l.finish(scope);
+                    CHECK(failed.resumes() == 1);
+                    for (const auto& e : failed.failures) {
+                        CHECK(e == vb::errc::connection_reset);
+                        CHECK(e.root_cause() == std::error_code(EAGAIN, std::system_category()));
+                    }
+                    CHECK(l.reactor.stats().outstanding + l.reactor.stats().stale == 0);
+                    l.reactor.run(receives ? support::receive(*l.right, l.slice(0), later)
+                                           : support::transmit(*l.left, l.slice(0), later));
+                    REQUIRE(later.failures.size() == 1);
+                    CHECK(later.failures[0].root_cause() == std::error_code(EAGAIN, std::system_category()));
+                }
+}
+
 TEST_CASE("of a batch only the refused request fails, and those behind it are posted in order") {
     const support::deadline limit(std::chrono::seconds{60});
     for (const auto& name : devices())
