@@ -128,6 +128,24 @@ TEST_CASE("work queue: one whose completion is held back keeps the places behind
     }
 }
 
+TEST_CASE("work queue: what has completed out of order is not ended once more with the rest") {
+    fixture f;
+    operation first, second, third;
+    f.post(true, entry_kind::awaited, &first);
+    const auto early = f.post(true, entry_kind::awaited, &second);
+    f.post(true, entry_kind::awaited, &third);
+    CHECK(f.complete(early));
+    second.unlink();
+    f.queue.end_all(f.reactor, vb::detail::completion_outcome(vb::make_code(vb::errc::connection_reset), ""));
+    CHECK(first.linked());
+    CHECK_FALSE(second.linked());
+    CHECK(third.linked());
+    CHECK(f.queue.empty());
+    CHECK(f.queue.in_order());
+    CHECK(f.queue.room() == 8);
+    CHECK(f.reactor.outstanding == 0);
+}
+
 TEST_CASE("work queue: half of the places may go unsignaled, no more") {
     for (const auto& [capacity, run] : {std::pair{1u, 0u}, {2u, 0u}, {3u, 0u}, {4u, 1u}, {8u, 3u}, {16u, 7u}}) {
         fixture f;
