@@ -114,6 +114,7 @@ bool queue_pair_core::post(ibv_recv_wr* first, ibv_recv_wr*& bad, late_code& why
 
 /// What was posted ends when the queue pair has been flushed.
 bool queue_pair_core::fail_unheard(std::error_code code) noexcept {
+    unheard_ = true;
     note_failure(code, 0);
     return true;
 }
@@ -601,7 +602,7 @@ void queue_pair_core::attend() noexcept {
         return;
     }
     if (noted_) {
-        if (setup_.type == queue_pair_type::ud) {
+        if (setup_.type == queue_pair_type::ud && !unheard_) {
             // A failed send stops the send queue only (SQE); a receive that did not fit stops nothing at all.
             ibv_qp_attr attr{};
             ibv_qp_init_attr init{};
@@ -769,7 +770,7 @@ bool operation_state::begun(int answer) noexcept {
     return phase_ == operation_phase::posted && queue_pair_core::refused_directly(*this, answer);
 }
 void operation_state::abandon() noexcept {
-    if (phase_ != operation_phase::ended) qp_->leave(*this);
+    if (phase_ != operation_phase::idle && phase_ != operation_phase::ended) qp_->leave(*this);
     unlink();
     phase_ = operation_phase::idle;
     outcome_.failed = outcome_.has_immediate = false;

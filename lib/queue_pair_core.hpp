@@ -169,8 +169,9 @@ class queue_pair_core {
     post_way most_direct_;
     usage usage_ = usage::none;
     bool connected_ = false;
-    bool noted_ = false;  ///< a failure was noted, and not yet attended to
-    bool failed_ = false; ///< nothing is posted any more
+    bool noted_ = false;   ///< a failure was noted, and not yet attended to
+    bool unheard_ = false; ///< a post failed and named no request
+    bool failed_ = false;  ///< nothing is posted any more
     bool lost_ = false;
     bool quiesced_ = false;
     bool destroyed_ = false;

@@ -39,7 +39,7 @@ class running {
     ~running() {
         innermost = outer_;
         exchange_current_queue(before_);
-        if (reactor_before_ != nullptr) running_here = reactor_before_;
+        if (outer_ != nullptr) running_here = reactor_before_;
     }
     running(const running&) = delete;
     running& operator=(const running&) = delete;

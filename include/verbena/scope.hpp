@@ -160,7 +160,7 @@ class scope::join_awaiter : public detail::cancellable_wait {
         if (cause != errc{}) scope_.stop_children(cause);
     }
     void pass_stop(errc cause, detail::list<detail::ready_node>& woken) noexcept {
-        if (suspended_) scope_.stop_children(cause, woken);
+        if (waiting()) scope_.stop_children(cause, woken);
     }
 
   private:

@@ -31,6 +31,7 @@ result<void> detail::shared_receive_queue_state::join(const std::shared_ptr<comp
             ++count;
             return {};
         }
+    users.reserve(users.size() + 1); // before the other one may throw
     if (auto reserved = queue->reserve(max_wr); !reserved) return reserved;
     users.emplace_back(queue, 1);
     return {};

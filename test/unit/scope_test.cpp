@@ -400,17 +400,16 @@ TEST_CASE("of two waits in one expression the second does not begin when a stop 
 }
 
 TEST_CASE("a stop reaches no scope whose join was over before, though its awaiter is still there") {
+    const bool at_once = GENERATE(true, false);
+    support::pause child, after;
     event never;
     scope outer, over;
-    {
-        running_task<int> child(wait(over.spawn([]() -> task<int> { co_return 1; }())));
-        CHECK(child.get() == 1);
-    }
-    outer.spawn([](scope& done, event& e) -> task<> {
-        try {
-            (co_await done.join(), co_await e.wait());
-        } catch (const std::system_error&) {}
-    }(over, never));
+    if (!at_once) over.spawn(give(child, 1));
+    outer.spawn([](scope& done, support::pause& here) -> task<> {
+        (co_await done.join(), co_await here.wait()); // which no stop ends
+    }(over, after));
+    if (!at_once) child.resume();
+    REQUIRE(after.waiting() == 1);
     outer.request_stop();
     bool stopped = false;
     over.spawn([](event& e, bool& told) -> task<> {
@@ -422,6 +421,7 @@ TEST_CASE("a stop reaches no scope whose join was over before, though its awaite
     }(never, stopped));
     CHECK_FALSE(stopped);
     never.set();
+    after.resume();
     running_task<void> joined(join(over));
     joined.get();
     CHECK_FALSE(stopped);

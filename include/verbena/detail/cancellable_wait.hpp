@@ -32,6 +32,7 @@ class cancellable_wait : public ready_node {
         waiters.push_back(*this);
     }
 
+    bool waiting() const noexcept { return state_ == state::waiting; }
     bool woken() const noexcept { return state_ == state::woken; }
     void throw_if_cancelled(const char* verb) const {
         if (cause_ != errc{}) [[unlikely]]

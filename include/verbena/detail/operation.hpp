@@ -15,7 +15,7 @@ namespace detail {
 class queue_pair_core;
 
 enum class operation_phase : std::uint8_t {
-    idle,    ///< nobody awaits it
+    idle,    ///< nothing has happened yet
     queued,  ///< waits for room in its queue; linked there
     batched, ///< has its room, and waits for the flush; linked at its queue
     posted,  ///< the device has it; entries of its queue name it
@@ -140,12 +140,12 @@ class operation_state : public ready_node {
     VERBENA_API error take_failure();
 
     queue_pair_core* qp_;
-    std::uint16_t count_; ///< of requests, linked by `next`
-    operation_phase phase_ = operation_phase::idle;
-    std::uint8_t cancelled_ = 0; ///< an `errc`: why, if that is what ends it
-    ibv_send_wr* refused_;       ///< by the post
-    completion_outcome outcome_; ///< a success when it begins
-    device_request request_;     ///< the first
+    std::uint16_t count_;                           ///< of requests, linked by `next`
+    operation_phase phase_ = operation_phase::idle; ///< or `ended`, from the last time
+    std::uint8_t cancelled_ = 0;                    ///< an `errc`: why, if that is what ends it
+    ibv_send_wr* refused_;                          ///< by the post
+    completion_outcome outcome_;                    ///< a success when it begins
+    device_request request_;                        ///< the first
 
   private:
     friend class queue_pair_core;

@@ -313,24 +313,23 @@ inline constexpr remote_slice no_remote{};
 template <class Operation>
 class [[nodiscard]] work_awaiter {
   public:
-    explicit work_awaiter(Operation& operation) noexcept : operation_(operation) {}
+    explicit work_awaiter(Operation& operation) noexcept : operation_(&operation) {}
     work_awaiter(const work_awaiter&) = delete;
     work_awaiter& operator=(const work_awaiter&) = delete;
     ~work_awaiter() {
-        if (operation_.phase_ != operation_phase::idle) [[unlikely]]
-            operation_.abandon();
+        if (operation_ != nullptr) [[unlikely]]
+            operation_->abandon();
     }
 
     bool await_ready() const noexcept { return false; }
-    bool await_suspend(std::coroutine_handle<> waiting) noexcept { return operation_.begin(waiting); }
-    auto await_resume() const {
-        operation_.phase_ = operation_phase::idle;
-        return operation_.ended();
+    bool await_suspend(std::coroutine_handle<> waiting) noexcept { return operation_->begin(waiting); }
+    auto await_resume() { return std::exchange(operation_, nullptr)->ended(); }
+    void cancel(errc cause, list<ready_node>& woken) noexcept {
+        if (operation_ != nullptr) operation_->cancel(cause, woken);
     }
-    void cancel(errc cause, list<ready_node>& woken) noexcept { operation_.cancel(cause, woken); }
 
   private:
-    Operation& operation_;
+    Operation* operation_; ///< null: it is over, and may be awaited by another
 };
 
 /// Every single work request. Its queue's entry names it while it is awaited, so that no allocation is needed.

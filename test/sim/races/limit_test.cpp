@@ -201,6 +201,36 @@ TEST_CASE("an operation that is kept elsewhere ends with the coroutine that awai
         }
 }
 
+// Its first awaiter lives until the end of the expression.
+TEST_CASE("an operation that was awaited in an expression is awaited by another before that is over") {
+    const support::deadline limit(60s);
+    for (const auto& name : devices()) {
+        INFO(name);
+        lab l(name);
+        vb::event over;
+        ending_log log;
+        vb::scope scope;
+        auto operation = l.left->send(l.slice(0));
+        bool first_sent = false;
+        for (std::size_t i = 1; i < 3; ++i) scope.spawn(support::receive(*l.right, l.slice(i), log));
+        scope.spawn([](vb::send_operation& kept, vb::event& e, bool& sent) -> vb::task<> {
+            (sent = (co_await kept).has_value(), co_await e.wait());
+        }(operation, over, first_sent));
+        l.turns();
+        CHECK(first_sent);
+        l.hold();
+        scope.spawn([](vb::send_operation& kept, ending_log& ends) -> vb::task<> {
+            const auto sent = co_await kept;
+            ends.add(sent);
+        }(operation, log));
+        over.set();
+        l.turns();
+        l.release();
+        l.finish(scope);
+        CHECK(log.successes == 3);
+    }
+}
+
 TEST_CASE("a wait for a message is ended alone, and its message goes to the next") {
     const support::deadline limit(60s);
     for (const auto& name : devices()) {
@@ -249,6 +279,28 @@ TEST_CASE("a limit that has struck already, or has no reactor, begins nothing") 
         ending_log fine;
         l.reactor.run(exchange(l, fine));
         CHECK(fine.successes == 2);
+    }
+}
+
+TEST_CASE("a limit that is set when no reactor runs is that of the one which ran last") {
+    for (const auto& name : devices()) {
+        INFO(name);
+        lab l(name);
+        const auto nothing = []() -> vb::task<> { co_return; };
+        {
+            vb::reactor other;
+            other.run(nothing());
+            l.reactor.run(nothing());
+        }
+        ending_log log;
+        vb::scope scope;
+        scope.spawn([](lab& own, ending_log& ends) -> vb::task<> {
+            const auto got = co_await vb::with_timeout(own.right->recv(own.slice(0)), 5ms);
+            ends.add(got);
+        }(l, log));
+        l.finish(scope);
+        REQUIRE(log.failures.size() == 1);
+        CHECK(log.failures[0] == vb::errc::timed_out);
     }
 }
 

@@ -159,6 +159,26 @@ TEST_CASE("a post that fails and names no request has posted all, and ends the c
                 }
 }
 
+TEST_CASE("a post that fails and names no request ends a UD queue pair too, of which the device knows no failure") {
+    const support::deadline limit(std::chrono::seconds{60});
+    for (const auto& name : devices()) {
+        INFO(name);
+        lab l(name);
+        auto qp = vb::queue_pair::create(l.domain,
+                                         {.send_cq = l.send_cq, .recv_cq = l.recv_cq, .type = vb::queue_pair_type::ud})
+                      .value();
+        qp.activate(1).value();
+        ending_log log;
+        vb::scope scope;
+        l.control.fail("ibv_post_recv", {.value = EAGAIN, .accepted = sim::fault::all});
+        scope.spawn(support::receive(qp, l.slice(0), log));
+        CHECK(log.resumes() == 0);
+        l.finish(scope);
+        REQUIRE(log.failures.size() == 1);
+        CHECK(log.failures[0].root_cause() == std::error_code(EAGAIN, std::system_category()));
+    }
+}
+
 TEST_CASE("of a batch only the refused request fails, and those behind it are posted in order") {
     const support::deadline limit(std::chrono::seconds{60});
     for (const auto& name : devices())
