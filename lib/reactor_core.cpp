@@ -34,27 +34,27 @@ constexpr unsigned measured_every = 64;
 class running {
   public:
     explicit running(reactor_core& reactor) noexcept
-        : before_(exchange_current_queue(&reactor.ready)), reactor_before_(std::exchange(running_here, &reactor)),
-          queue_(reactor.ready), outer_(std::exchange(innermost, this)) {}
+        : before_(exchange_current_queue(&reactor.ready)), reactor_(reactor), outer_(std::exchange(innermost, this)) {
+        running_here = &reactor;
+    }
     ~running() {
         innermost = outer_;
         exchange_current_queue(before_);
-        if (outer_ != nullptr) running_here = reactor_before_;
+        if (outer_ != nullptr) running_here = &outer_->reactor_;
     }
     running(const running&) = delete;
     running& operator=(const running&) = delete;
 
     /// Whom all that run on this thread, one in a coroutine of the other, were to resume.
     static void forget_all() noexcept {
-        for (const running* r = innermost; r != nullptr; r = r->outer_) r->queue_.forget_all();
+        for (const running* r = innermost; r != nullptr; r = r->outer_) r->reactor_.ready.forget_all();
     }
 
   private:
     static constinit thread_local running* innermost;
 
     ready_queue* before_;
-    reactor_core* reactor_before_;
-    ready_queue& queue_;
+    reactor_core& reactor_;
     running* outer_;
 };
 constinit thread_local running* running::innermost = nullptr;

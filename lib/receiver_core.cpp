@@ -123,8 +123,7 @@ void receiver_core::completed(reactor_core& reactor, table_entry& entry, const i
     slots_[slot].entry = nullptr;
     reactor.table.release(entry);
     if (wc.status == IBV_WC_SUCCESS) return completed(reactor, slot, &wc, nullptr);
-    const auto failure =
-        failure_of(wc, {static_cast<int>(wc.status), completion_category()}, reactor.find_pair(wc.qp_num), false);
+    const auto failure = failure_of(wc, code_of(wc), reactor.find_pair(wc.qp_num), false);
     completed(reactor, slot, nullptr, &failure);
 }
 

@@ -17,8 +17,6 @@ constexpr std::uint32_t grh_bytes = 40;
 // Soon passes the end of the 32 bits, so that whatever goes wrong there is seen in every run.
 constexpr std::uint32_t first_position = ~std::uint32_t{0} - 63;
 
-std::error_code code_of(const ibv_wc& wc) noexcept { return {static_cast<int>(wc.status), completion_category()}; }
-
 const char* verb_of(ibv_wr_opcode opcode) noexcept {
     switch (opcode) {
     case IBV_WR_RDMA_WRITE:

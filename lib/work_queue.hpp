@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <system_error>
 #include <vector>
 
 namespace verbena::detail {
@@ -189,6 +190,10 @@ class work_queue_index {
     std::vector<std::uint32_t> positions_; ///< where the one that comes next begins
     std::vector<std::uint16_t> free_;
 };
+
+inline std::error_code code_of(const ibv_wc& wc) noexcept {
+    return {static_cast<int>(wc.status), completion_category()};
+}
 
 /// What a completion says that failed with `code`; its queue pair, if one is known, learns of it.
 completion_outcome failure_of(const ibv_wc& wc, std::error_code code, queue_pair_core* pair, bool sends) noexcept;

@@ -130,11 +130,7 @@ TEST_CASE("a post that fails and names no request has posted all, and ends the c
                     lab l(name, {.mode = mode});
                     ending_log log, failed, later;
                     vb::scope scope;
-                    for (unsigned i = 0; i < before; ++i) {
-                        scope.spawn(support::receive(*l.right, l.slice(0), log));
-                        scope.spawn(support::transmit(*l.left, l.slice(1), log));
-                        l.finish(scope);
-                    }
+                    l.reactor.run(exchanges(l, before, log));
                     CHECK(log.successes == 2 * before);
                     l.hold();
                     l.control.fail(receives ? "ibv_post_recv" : "ibv_post_send",
