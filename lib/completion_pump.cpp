@@ -121,6 +121,8 @@ bool attached_queue::arm() noexcept {
     return true;
 }
 
+bool attached_queue::only_polled() const noexcept { return !failed() && !armed_; }
+
 void attached_queue::took_event() noexcept {
     if (++queue_->unacked_events >= ack_batch) pay_acks(*queue_);
     if (armed_) --pump_.armed_;

@@ -37,6 +37,8 @@ class attached_queue final : public cq_attachment {
     bool arm() noexcept;
     /// Whether it need not be polled: an event will tell.
     bool silent() const noexcept { return failed() || (armed_ && !found_while_armed_); }
+    /// No event will ever tell of it.
+    bool only_polled() const noexcept;
     void took_event() noexcept;
     /// The device has lost entries of it: their operations would wait for ever.
     void overran() noexcept;

@@ -89,6 +89,8 @@ result<void> reactor::detach(const completion_queue& queue) {
 }
 void reactor::run_until(detail::root_base& root) { core_->run_until(root); }
 result<unsigned> reactor::poll(unsigned budget) { return core_->poll(budget); }
+result<int> reactor::native_handle() { return core_->native_handle(); }
+result<wait_state> reactor::prepare_wait() { return core_->prepare_wait(); }
 void reactor::stop() noexcept { core_->stop(); }
 void reactor::post(std::function<void()> function) { core_->post(std::move(function)); }
 sleep_operation reactor::sleep_for(std::chrono::nanoseconds duration) noexcept {

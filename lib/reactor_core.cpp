@@ -1,7 +1,7 @@
 #include "reactor_core.hpp"
 
 #include "check.hpp"
-#include "poll_backend.hpp"
+#include "epoll_backend.hpp"
 #include "ring.hpp"
 
 #include <verbena/detail/broken_rule.hpp>
@@ -82,12 +82,12 @@ bool is_unavailable(const error& io_uring) {
 result<std::unique_ptr<wait_backend>> make_backend() {
     auto ring = make_ring();
     if (ring || !is_unavailable(ring.error())) return ring;
-    auto instead = make_poll_backend();
+    auto instead = make_epoll_backend();
     // One line, not one for each reactor: the next would fail for the same reason.
     static std::atomic<int> said{0};
     const int reason = ring.error().code().value();
     if (instead && said.exchange(reason) != reason)
-        log(log_level::warning, fmt::format("reactors sleep on poll(2): {}", ring.error().message()));
+        log(log_level::warning, fmt::format("reactors sleep on epoll(7): {}", ring.error().message()));
     return instead;
 }
 
@@ -132,10 +132,12 @@ void reactor_core::leave_to_parent() noexcept {
     running_here = nullptr;
 }
 
-result<void> reactor_core::start() {
-    if (!on_thread()) return refused("reactor::run");
+result<void> reactor_core::start(bool with_handle) {
+    if (!on_thread()) return refused(with_handle ? "reactor::native_handle" : "reactor::run");
     if (backend_) return {};
-    auto backend = given_ ? result<std::unique_ptr<wait_backend>>(std::move(given_)) : make_backend();
+    auto backend = given_        ? result<std::unique_ptr<wait_backend>>(std::move(given_))
+                   : with_handle ? make_epoll_backend()
+                                 : make_backend();
     if (!backend) return std::move(backend).error();
     backend_ = std::move(backend).value();
     for (const auto& pump : pumps_)
@@ -496,10 +498,10 @@ unsigned reactor_core::check_queues() noexcept {
     return found;
 }
 
-result<unsigned> reactor_core::park(bool& found) {
-    found = true;
+/// Arms every queue. False: there is something to do.
+bool reactor_core::may_sleep(std::optional<time_point>& deadline) {
     unsigned entries = 0;
-    const auto deadline = next_wake(entries);
+    deadline = next_wake(entries);
     bool armed = false;
     for (attached_queue* queue : polled_) armed = queue->arm() || armed;
     if (armed) entries += drain(run_budget);
@@ -508,10 +510,14 @@ result<unsigned> reactor_core::park(bool& found) {
         return !queue->polled;
     });
     settle();
-    if (entries > 0) return 0;
-    if (!ready.empty() || !readable.empty() || !batches.empty() || posted_waiting_.load() || stops->waiting() ||
-        stopping_.load())
-        return 0;
+    return entries == 0 && ready.empty() && readable.empty() && batches.empty() && !posted_waiting_.load() &&
+           !stops->waiting();
+}
+
+result<unsigned> reactor_core::park(bool& found) {
+    found = true;
+    std::optional<time_point> deadline;
+    if (!may_sleep(deadline) || stopping_.load()) return 0;
     ++counters.parks;
     auto woken = backend_->wait(deadline);
     if (!woken) return woken;
@@ -582,6 +588,29 @@ result<unsigned> reactor_core::poll(unsigned budget) {
         for (attached_queue* queue : queues_) poll_again(*queue);
     const unsigned done = round(budget);
     return done + serve_others(budget);
+}
+
+result<int> reactor_core::native_handle() {
+    if (auto started = start(true); !started) return std::move(started).error();
+    const running current(*this); // limits that are set before the first poll are this one's
+    if (backend_->handle() < 0)
+        return error(errc::in_use, "reactor::native_handle")
+            .with_note("it sleeps by itself since its first run or poll: ask for the handle before");
+    return backend_->handle();
+}
+
+result<wait_state> reactor_core::prepare_wait() {
+    constexpr auto verb = "reactor::prepare_wait";
+    if (!on_thread()) return refused(verb);
+    if (!backend_ || backend_->handle() < 0)
+        return error(errc::invalid_argument, verb).with_note("ask for the native_handle first");
+    const running current(*this);
+    std::optional<time_point> deadline;
+    if (!may_sleep(deadline)) return wait_state::ready;
+    const bool only_polled = std::ranges::any_of(polled_, [](const attached_queue* q) { return q->only_polled(); });
+    if (only_polled || !backend_->prepare(deadline)) return wait_state::ready;
+    ++counters.parks;
+    return wait_state::armed;
 }
 
 void reactor_core::stop() noexcept {

@@ -50,6 +50,8 @@ class reactor_core {
     void detach(readable_source& source) noexcept;
     void run_until(root_base& root);
     result<unsigned> poll(unsigned budget);
+    result<int> native_handle();
+    result<wait_state> prepare_wait();
     void stop() noexcept;
     void post(std::function<void()> function);
     /// A stream of the context's asynchronous events.
@@ -88,7 +90,7 @@ class reactor_core {
     void watch_readable(readable_watch& wait) noexcept;
     result<void> unwatch(readable_watch& wait) noexcept;
     /// Makes the wait backend, and binds the thread, if that has not been done.
-    result<void> start();
+    result<void> start(bool with_handle = false);
 
     /// A batch of one completion queue. Resumes nobody.
     void dispatch(const ibv_wc* entries, int count, attached_queue& from) noexcept;
@@ -133,6 +135,7 @@ class reactor_core {
     unsigned serve_timers(unsigned budget) noexcept;
     unsigned serve_posted();
     unsigned serve_strays();
+    bool may_sleep(std::optional<time_point>& deadline);
     result<unsigned> park(bool& found);
     /// `park` under the adaptive policy, which learns what it costs.
     result<unsigned> park_measured(bool& found);

@@ -54,6 +54,12 @@ class wait_backend {
     /// Makes the present or the next `wait` return. Thread-safe; a system call only if a `wait` is going on.
     virtual void wake() noexcept = 0;
 
+    /// What somebody else may wait for in place of `wait`, or -1: readable while a watched descriptor is.
+    virtual int handle() const noexcept { return -1; }
+    /// Until the next `collect` or `wait` the handle is readable from the deadline on as well, and after a `wake`.
+    /// False: there is something to collect already. For backends that have a handle.
+    virtual bool prepare(std::optional<time_point>) { return false; }
+
     const wait_counters& counters() const noexcept { return counters_; }
 
   protected:

@@ -39,6 +39,12 @@ struct attach_options {
     std::function<void(const work_completion&)> foreign{};
 };
 
+/// What `reactor::prepare_wait` found.
+enum class wait_state : std::uint8_t {
+    ready, ///< there is something to do: poll again
+    armed, ///< the handle will be readable when there is
+};
+
 /// Counters since the reactor was made.
 struct reactor_stats {
     std::uint64_t turns = 0;
@@ -56,8 +62,8 @@ struct reactor_stats {
     std::uint64_t stale = 0;       ///< completions of operations that had ended
     std::uint64_t foreign = 0;     ///< completions that were never the reactor's
     std::uint64_t outstanding = 0; ///< work requests the device has now
-    /// What it sleeps on: "io_uring", or "poll" where that is forbidden or missing, as a warning in the log says once;
-    /// "none" before the first `run` or `poll`.
+    /// What it sleeps on: "io_uring", or "epoll" where that is forbidden or missing, as a warning in the log says once,
+    /// or where it has a `native_handle`; "none" before the first of `run`, `poll` and `native_handle`.
     const char* backend = "none";
 };
 
@@ -126,7 +132,7 @@ class [[nodiscard]] yield_operation {
 };
 
 /// Completes when   the descriptor is readable, or has an error or a hang-up to report: read it to see which.
-/// In flight        any number, also on one descriptor; on poll(2) as many as RLIMIT_NOFILE.
+/// In flight        any number, also on one descriptor; on epoll(7) each but the first takes a descriptor more.
 /// Errors           EBADF, or what else the kernel says of a descriptor that cannot be polled.
 /// Cancel safety    destroying the coroutine ends the watch; when that has returned the descriptor may be closed.
 /// Thread           reactor-bound.
@@ -155,7 +161,7 @@ class [[nodiscard]] readable_operation {
 };
 
 /// The loop: drains the attached completion queues into the caller's slots, resumes the coroutines whose operations
-/// have completed, and sleeps on io_uring when there is nothing to do; on poll(2) where io_uring is forbidden.
+/// have completed, and sleeps on io_uring when there is nothing to do; on epoll(7) where io_uring is forbidden.
 ///
 /// Until its first `run` or `poll` it belongs to its maker, one thread at a time; that call binds it to its thread.
 /// Afterwards everything but `post` and `stop` is reactor-bound. In a child of fork(2) it can be destroyed, and all
@@ -197,9 +203,29 @@ class VERBENA_API reactor {
     }
     /// One turn, which never blocks; gives how much was done. A turn takes up to `budget` completions from each queue
     /// and resumes everybody who is ready, then serves all posted functions and requested stops, up to `budget` due
-    /// timers and 64 descriptors (on poll(2) in every 64th turn alone): whatever one of them has to do, it delays the
-    /// others by a turn. Errors as `run`, whose budget is 256.
+    /// timers and 64 descriptors (on epoll(7) in every 64th turn, and in the first after `prepare_wait`): whatever one
+    /// of them has to do, it delays the others by a turn. Errors as `run`, whose budget is 256.
     result<unsigned> poll(unsigned budget = 256);
+
+    /// For a loop of somebody else's that waits for many things, this reactor among them: a descriptor that epoll(7),
+    /// poll(2) or the other's io_uring can wait for. Three calls make the contract:
+    ///
+    ///     const int fd = reactor.native_handle().value(); // once, before the first run or poll
+    ///     do
+    ///         while (reactor.poll().value() > 0) {}
+    ///     while (reactor.prepare_wait().value() == vb::wait_state::ready);
+    ///     // now wait until fd is readable, and begin again
+    ///
+    /// It is readable, level-triggered, while there is something to do: a completion, a descriptor that somebody waits
+    /// for, a due timer, a posted function, a requested stop. It may be so in vain. It is the reactor's, to be neither
+    /// read nor closed. The reactor then sleeps on epoll(7) in `run`, too.
+    /// Errors: `in_use`: it has run or polled before without; `resource`; `wrong_thread`.
+    result<int> native_handle();
+    /// Arms every queue and sets the handle's timer. To be called after a `poll` that found nothing, at once before
+    /// the wait, and again after every `poll`. Nothing that comes between the two calls is missed: it is `ready`, or
+    /// makes the handle readable. With a queue that has no channel, and cannot wake anybody, it is always `ready`.
+    /// Errors: `invalid_argument` without a `native_handle`; `wrong_thread`.
+    result<wait_state> prepare_wait();
 
     /// Ends the `run` that goes on, or the next. Thread-safe.
     void stop() noexcept;

@@ -55,7 +55,8 @@ class [[nodiscard]] stop_operation {
 /// - In flight together: as the operation.
 /// - Buffer lifetime: as the operation's; when this goes on they are the caller's.
 /// - Errors: `timed_out`; at once, and without having begun, for a timeout of zero or less. `not_attached` if no
-///   reactor runs, or has run, on this thread. Otherwise the operation's. A task that a stop made throw gives an error.
+///   reactor runs, or has run or given its handle, on this thread. Otherwise the operation's. A task that a stop made
+///   throw gives an error.
 /// - Cancel safety: the operation's. Limits can be nested.
 /// - Reactor-bound. Allocates nothing.
 template <class Awaitable>

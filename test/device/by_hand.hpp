@@ -119,10 +119,10 @@ template <class Condition>
 void turn_until(vb::reactor& reactor, Condition condition) {
     while (!condition()) reactor.poll().value();
 }
-/// Enough turns for everything that is ready to be resumed, and what that makes ready. On poll(2) one of 64 looks at
+/// Enough turns for everything that is ready to be resumed, and what that makes ready. On epoll(7) one of 64 looks at
 /// descriptors.
 inline void some_turns(vb::reactor& reactor) {
-    const int turns = reactor.stats().backend == std::string_view("poll") ? 72 : 8;
+    const int turns = reactor.stats().backend == std::string_view("epoll") ? 72 : 8;
     for (int i = 0; i < turns; ++i) reactor.poll().value();
 }
 

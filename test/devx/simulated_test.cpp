@@ -95,8 +95,8 @@ TEST_CASE("a command channel and a busy completion queue do not starve each othe
     }
     CHECK(log.failures.empty());
     CHECK(least >= 1);
-    // Sixteen ask, and a turn has a budget of 8. On poll(2) one turn of 64 looks at descriptors.
-    const std::uint64_t rate = r.reactor.stats().backend == std::string_view("poll") ? 64 : 2;
+    // Sixteen ask, and a turn has a budget of 8. On epoll(7) one turn of 64 looks at descriptors.
+    const std::uint64_t rate = r.reactor.stats().backend == std::string_view("epoll") ? 64 : 2;
     CHECK(turns <= 1600 / 8 * rate + 256);
     over = true;
     r.finish(writing);

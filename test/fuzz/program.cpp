@@ -4,7 +4,7 @@
 #include "input.hpp"
 #include "memory.hpp"
 
-#include "poll_backend.hpp"
+#include "epoll_backend.hpp"
 #include "reactor_core.hpp"
 #include "ring.hpp"
 
@@ -281,13 +281,13 @@ program::~program() {
     control_.reset();
 }
 
-/// With the manual clock, over io_uring or poll(2).
+/// With the manual clock, over io_uring or epoll(7).
 std::unique_ptr<vb::reactor> program::make_reactor() {
     const auto policy = std::array{vb::wait_policy::park_at_once(), vb::wait_policy::spin_then_park(microseconds{2}),
                                    vb::wait_policy::spin_forever(), vb::wait_policy::adaptive()}[style_ % 4];
     const bool parks_at_once = policy == vb::wait_policy::park_at_once();
-    auto inner = (style_ & 4) != 0 ? vb::detail::make_ring() : vb::detail::make_poll_backend();
-    if (!inner) inner = vb::detail::make_poll_backend();
+    auto inner = (style_ & 4) != 0 ? vb::detail::make_ring() : vb::detail::make_epoll_backend();
+    if (!inner) inner = vb::detail::make_epoll_backend();
     auto backend = std::make_unique<stepping_backend>(control_, std::move(inner).value());
     return std::unique_ptr<vb::reactor>(
         new vb::reactor(vb::detail::access::make_reactor<vb::reactor>(std::make_unique<vb::detail::reactor_core>(
@@ -1339,7 +1339,7 @@ void program::end_orderly() {
     semaphore_.release(most_operations);
     static_cast<void>(::eventfd_write(signal_fd_, 1));
     for (auto& source : stops_) source.request_stop();
-    // A reactor on poll(2) looks at its descriptors in every 64th turn.
+    // A reactor on epoll(7) looks at its descriptors in every 64th turn.
     for (int i = 0; i < 400 && (i < 8 || ended_ + abandoned_ < issued_); ++i) {
         for (auto& reactor : reactors_)
             if (reactor) {

@@ -1,4 +1,4 @@
-// Invariant: where io_uring is forbidden, missing or too old a reactor sleeps on poll(2) and says so; where something
+// Invariant: where io_uring is forbidden, missing or too old a reactor sleeps on epoll(7) and says so; where something
 // has run out it fails with that. It belongs to the thread that runs it, wherever it was made (B24).
 
 #include "ring_support.hpp"
@@ -62,7 +62,7 @@ vb::task<> wait_for(vb::reactor& reactor, int fd, bool& readable) {
 
 } // namespace
 
-TEST_CASE("without io_uring a reactor sleeps on poll(2), and says so in one line", "[backend]") {
+TEST_CASE("without io_uring a reactor sleeps on epoll(7), and says so in one line", "[backend]") {
     for (const int refusal : {ENOSYS, EPERM, EACCES, EINVAL}) {
         const log_lines log;
         std::string backend;
@@ -76,15 +76,15 @@ TEST_CASE("without io_uring a reactor sleeps on poll(2), and says so in one line
             backend = reactor.stats().backend;
             vb::reactor another;
             another.poll().value();
-            CHECK(std::string_view(another.stats().backend) == "poll");
+            CHECK(std::string_view(another.stats().backend) == "epoll");
         });
         if (!filtered) VERBENA_SKIP("system calls cannot be filtered here");
         INFO(std::strerror(refusal));
-        CHECK(backend == "poll");
+        CHECK(backend == "epoll");
         CHECK(readable);
         REQUIRE(log.lines().size() == 1);
         CHECK(log.lines()[0].find("warning: ") == 0);
-        CHECK(log.lines()[0].find("poll(2)") != std::string::npos);
+        CHECK(log.lines()[0].find("epoll(7)") != std::string::npos);
         CHECK(log.lines()[0].find(std::strerror(refusal)) != std::string::npos);
         CHECK(log.lines()[0].find('\n') == std::string::npos);
     }

@@ -4,7 +4,7 @@
 
 #include "support/catch.hpp"
 
-#include "poll_backend.hpp"
+#include "epoll_backend.hpp"
 #include "ring.hpp"
 
 #include <array>
@@ -23,8 +23,8 @@
 
 using namespace std::chrono_literals;
 using verbena::errc;
+using verbena::detail::epoll_look_every;
 using verbena::detail::make_ring;
-using verbena::detail::poll_look_every;
 using verbena::detail::ring_options;
 using verbena::detail::time_point;
 using verbena::detail::wait_backend;
@@ -116,18 +116,18 @@ inline unsigned settle(wait_backend& backend) {
 
 inline ring_options tiny(unsigned rung = 0) { return {.entries = 2, .cq_entries = 2, .first_rung = rung}; }
 
-/// The backends: a ring that starts on a rung of its flags, or poll(2).
+/// The backends: a ring that starts on a rung of its flags, or epoll(7).
 using backend_kind = std::optional<unsigned>;
-constexpr backend_kind by_poll = std::nullopt;
+constexpr backend_kind by_epoll = std::nullopt;
 
 inline verbena::result<std::unique_ptr<wait_backend>> make_backend(backend_kind kind, ring_options options = {}) {
-    if (!kind) return verbena::detail::make_poll_backend();
+    if (!kind) return verbena::detail::make_epoll_backend();
     options.first_rung = *kind;
     return make_ring(options);
 }
 
 /// Each of them, one after the other.
-#define EVERY_BACKEND GENERATE(backend_kind{0u}, backend_kind{1u}, backend_kind{2u}, by_poll)
+#define EVERY_BACKEND GENERATE(backend_kind{0u}, backend_kind{1u}, backend_kind{2u}, by_epoll)
 
 /// A backend of that kind in `name`. Arguments as of `make_backend`.
 #define BACKEND_OR_SKIP(name, ...) MADE_OR_SKIP(name, make_backend(__VA_ARGS__))

@@ -3,7 +3,7 @@
 
 #include "race_rig.hpp"
 
-#include "poll_backend.hpp"
+#include "epoll_backend.hpp"
 #include "reactor_core.hpp"
 
 #include <atomic>
@@ -21,11 +21,11 @@ using namespace races;
 
 namespace {
 
-/// A reactor that spins on an idle queue, on poll(2) or on what it chooses by itself.
+/// A reactor that spins on an idle queue, on epoll(7) or on what it chooses by itself.
 struct spinning {
-    spinning(const std::string& name, bool by_poll)
+    spinning(const std::string& name, bool by_epoll)
         : device(vb::context::open(name).value()), cq(vb::completion_queue::create(device, 4).value()),
-          reactor(make(by_poll)), fd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+          reactor(make(by_epoll)), fd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
         reactor.attach(cq, slots).value();
     }
     spinning(const spinning&) = delete;
@@ -41,9 +41,9 @@ struct spinning {
     int fd;
 
   private:
-    static vb::reactor make(bool by_poll) {
+    static vb::reactor make(bool by_epoll) {
         const vb::reactor_options options{.wait = vb::wait_policy::spin_forever()};
-        auto backend = by_poll ? vb::detail::make_poll_backend().value() : nullptr;
+        auto backend = by_epoll ? vb::detail::make_epoll_backend().value() : nullptr;
         return vb::detail::access::make_reactor<vb::reactor>(
             std::make_unique<vb::detail::reactor_core>(options, nullptr, std::move(backend)));
     }
@@ -75,9 +75,9 @@ TEST_CASE("the reactor sleeps on what is expected of this run") {
 TEST_CASE("spinning on an idle queue a reactor sees a timer, a descriptor, a posted function and a stop") {
     const support::deadline limit(std::chrono::seconds{60});
     for (const auto& name : devices())
-        for (const bool by_poll : {false, true}) {
-            INFO(name << (by_poll ? ", poll(2)" : ""));
-            spinning s(name, by_poll);
+        for (const bool by_epoll : {false, true}) {
+            INFO(name << (by_epoll ? ", epoll(7)" : ""));
+            spinning s(name, by_epoll);
             bool readable = false, stopped = false;
             std::atomic<bool> posted = false, joined = false;
             vb::scope scope;
@@ -107,9 +107,9 @@ TEST_CASE("spinning on an idle queue a reactor sees a timer, a descriptor, a pos
 
 TEST_CASE("single turns see a descriptor after so many of them") {
     for (const auto& name : devices())
-        for (const bool by_poll : {false, true}) {
-            INFO(name << (by_poll ? ", poll(2)" : ""));
-            spinning s(name, by_poll);
+        for (const bool by_epoll : {false, true}) {
+            INFO(name << (by_epoll ? ", epoll(7)" : ""));
+            spinning s(name, by_epoll);
             for (int round = 0; round < 3; ++round) {
                 bool readable = false;
                 vb::scope scope;
@@ -118,7 +118,7 @@ TEST_CASE("single turns see a descriptor after so many of them") {
                 CHECK_FALSE(readable);
                 s.signal();
                 const auto before = s.reactor.stats();
-                for (unsigned turn = 0; turn <= vb::detail::poll_look_every; ++turn) s.reactor.poll().value();
+                for (unsigned turn = 0; turn <= vb::detail::epoll_look_every; ++turn) s.reactor.poll().value();
                 CHECK(readable);
                 const auto looks = s.reactor.stats().enters - before.enters;
                 CHECK(looks <= 3); // not at every turn

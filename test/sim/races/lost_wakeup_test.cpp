@@ -3,6 +3,8 @@
 
 #include "race_rig.hpp"
 
+#include <poll.h>
+
 using namespace races;
 
 namespace {
@@ -125,4 +127,34 @@ TEST_CASE("entries that were there when their queue was armed are all found, how
         l.finish(scope);
         CHECK(log.successes == 600);
     }
+}
+
+TEST_CASE("for a foreign loop an entry is found by the preparation of its wait, or makes the handle readable") {
+    const support::deadline limit(std::chrono::seconds{60});
+    for (const auto& name : devices())
+        for (const auto where : {point::poll_ends, point::arm_begins, point::arm_ends})
+            for (const bool late_send : {true, false})
+                for (const bool asleep : {false, true}) {
+                    INFO(name << (late_send ? ": the send's" : ": the receive's") << " completion "
+                              << (asleep ? "while the loop waits" : "at a point ") << static_cast<int>(where));
+                    lab l(name);
+                    pollfd handle{l.reactor.native_handle().value(), POLLIN, 0};
+                    ibv_cq* const late = late_send ? l.sends() : l.receives();
+                    l.control.hold(late);
+                    ending_log log;
+                    vb::scope scope;
+                    scope.spawn(exchange(l, log));
+                    while (l.reactor.poll().value() > 0) {}
+                    if (!asleep)
+                        l.control.at(where, [&](const auto& reached) {
+                            if (reached.cq == late) l.let_go(late);
+                        });
+                    while (log.successes < 2) {
+                        while (l.reactor.poll().value() > 0) {}
+                        if (log.successes == 2 || l.reactor.prepare_wait().value() == vb::wait_state::ready) continue;
+                        if (asleep) l.let_go(late);
+                        REQUIRE(::poll(&handle, 1, 20'000) == 1);
+                    }
+                    CHECK(l.reactor.stats().rescued == 0);
+                }
 }
