@@ -7,7 +7,7 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
 build_packages=(g++ meson ninja-build pkg-config libibverbs-dev ibverbs-providers ibverbs-utils liburing-dev catch2
-    libfmt-dev)
+    libfmt-dev libasio-dev)
 vm_packages=(qemu-system-x86 busybox-static cpio kmod xz-utils iproute2 rdma-core make)
 ci_packages=(git clang-19 clang-format-19 libclang-rt-19-dev)
 
@@ -29,6 +29,7 @@ is_here() {
     liburing-dev) pkg-config --exists 'liburing >= 2.3' ;;
     catch2) pkg-config --exists 'catch2 >= 2.13' ;;
     libfmt-dev) pkg-config --exists 'fmt >= 9' ;;
+    libasio-dev) compgen -G '/usr/*include/asio.hpp' || compgen -G '/usr/local/include/asio.hpp' ;;
     qemu-system-x86) command -v qemu-system-x86_64 ;;
     busybox-static) command -v busybox && ! ldd "$(command -v busybox)" ;;
     kmod) command -v modprobe && command -v depmod ;;

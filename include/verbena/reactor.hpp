@@ -222,8 +222,9 @@ class VERBENA_API reactor {
     /// Errors: `in_use`: it has run or polled before without; `resource`; `wrong_thread`.
     result<int> native_handle();
     /// Arms every queue and sets the handle's timer. To be called after a `poll` that found nothing, at once before
-    /// the wait, and again after every `poll`. Nothing that comes between the two calls is missed: it is `ready`, or
-    /// makes the handle readable. With a queue that has no channel, and cannot wake anybody, it is always `ready`.
+    /// the wait, and again after every `poll` and after whatever was awaited outside of one. Nothing that comes between
+    /// this and the wait is missed: it is `ready`, or makes the handle readable. With a queue that has no channel, and
+    /// cannot wake anybody, it is always `ready`.
     /// Errors: `invalid_argument` without a `native_handle`; `wrong_thread`.
     result<wait_state> prepare_wait();
 
