@@ -34,22 +34,29 @@ enum class errc {
     peer_lost,            ///< the peer gave no sign of life: `queue_pair_options::keepalive`
 };
 
+/// "verbena": the category of `make_code` and of `errc` as conditions. Thread-safe.
 VERBENA_API const std::error_category& error_category() noexcept;
 
-/// Codes of this category are `ibv_wc_status` values. `default_error_condition` maps them to `errc`.
+/// Codes of this category are `ibv_wc_status` values. `default_error_condition` maps them to `errc`. Thread-safe.
+/// Source: ibv_poll_cq(3).
 VERBENA_API const std::error_category& completion_category() noexcept;
 
 /// The code the library itself reports for a condition.
 VERBENA_API std::error_code make_code(errc condition) noexcept;
+/// The same as a condition, with which codes are compared.
 VERBENA_API std::error_condition make_error_condition(errc condition) noexcept;
 
 /// Why an operation failed: a code, the verb that failed, and what the device added. Copying one allocates nothing.
+/// A value.
 class VERBENA_API error {
   public:
     error() noexcept = default;
+    /// `verb`: a string literal, which is kept by address.
     error(std::error_code code, const char* verb) noexcept : code_(code), verb_(verb) {}
+    /// With `make_code(condition)`.
     error(errc condition, const char* verb) noexcept : code_(make_code(condition)), verb_(verb) {}
 
+    /// What the system, the device or the library said; none of a default-constructed error.
     std::error_code code() const noexcept { return code_; }
     /// The verb or function that failed, a string literal: "ibv_create_cq".
     const char* verb() const noexcept { return verb_; }
@@ -64,16 +71,19 @@ class VERBENA_API error {
 
     /// Adds to the notes it has.
     error& with_note(std::string note);
+    /// Sets what `qp_num` and `vendor_error` answer.
     error& with_completion(std::uint32_t qp_num, std::uint32_t vendor_error) noexcept {
         qp_num_ = qp_num;
         vendor_error_ = vendor_error;
         return *this;
     }
+    /// Sets what `root_cause` answers.
     error& with_root_cause(std::error_code cause) noexcept {
         root_cause_ = cause;
         return *this;
     }
 
+    /// Whether the code means that: `code() == condition`.
     friend bool operator==(const error& e, errc condition) noexcept {
         return e.code_ == make_error_condition(condition);
     }

@@ -14,15 +14,17 @@ class VERBENA_API event {
     class wait_operation;
     class wait_awaiter;
 
+    /// `set`: as after `set()`.
     explicit event(bool set = false) noexcept : set_(set) {}
     event(const event&) = delete;
     event& operator=(const event&) = delete;
     ~event();
 
-    bool is_set() const noexcept { return set_; }
+    bool is_set() const noexcept { return set_; } ///< whether a wait would complete at once
     /// Wakes all who wait, in the order in which they began; they go on even if the event is reset before they run,
     /// or destroyed.
     void set();
+    /// From now on waits begin to wait; those that `set` has woken go on.
     void reset() noexcept { set_ = false; }
 
     /// Waits until the event is set.
@@ -34,7 +36,7 @@ class VERBENA_API event {
     /// - Buffer lifetime: none; the event must outlive the wait.
     /// - Errors: none; where a stop ends it, it throws `std::system_error` (see with_timeout.hpp).
     /// - Cancel safety: class 2; ending or destroying a wait harms nothing else.
-    /// - Reactor-bound.
+    /// - Thread: reactor-bound.
     wait_operation wait() noexcept;
 
   private:
@@ -54,6 +56,7 @@ class event::wait_awaiter : public detail::cancellable_wait {
     event& event_;
 };
 
+/// @copydoc event::wait
 class [[nodiscard]] event::wait_operation {
   public:
     explicit wait_operation(event& e) noexcept : event_(&e) {}

@@ -1,6 +1,7 @@
 #pragma once
 
-// How the library's types print with fmt. Including this header is what makes a program need fmt.
+/// @file
+/// How the library's types print with fmt. Including this header is what makes a program need fmt.
 
 #include <verbena/async_event.hpp>
 #include <verbena/error.hpp>
@@ -20,6 +21,7 @@
 
 #include <utility>
 
+/// @cond internal
 namespace verbena::detail {
 
 /// Base of the formatters: takes no format specification but `{}`.
@@ -491,3 +493,4 @@ struct fmt::formatter<verbena::reactor_stats> : verbena::detail::plain_formatter
             s.wakes, s.enters, s.rescued, s.stale, s.foreign, s.outstanding, s.backend);
     }
 };
+/// @endcond

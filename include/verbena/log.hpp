@@ -7,7 +7,13 @@
 
 namespace verbena {
 
-enum class log_level { debug, info, warning, error };
+/// How much a line matters.
+enum class log_level {
+    debug,   ///< no line of the library so far
+    info,    ///< likewise
+    warning, ///< it goes on with less than was asked for
+    error,   ///< something is lost, such as an object that could not be destroyed
+};
 
 /// Takes one line of text without its newline. It may be called from any thread, by one at a time, and must neither
 /// throw nor log.

@@ -26,13 +26,16 @@ class command_channel;
 class event_channel;
 } // namespace mlx5
 
+/// How a reactor waits.
 struct reactor_options {
+    /// What it does when nothing happens.
     wait_policy wait = wait_policy::adaptive();
     /// How often queues are polled although no event came, while operations are outstanding: the kernel can lose an
     /// event for lack of memory. 0: never.
     std::chrono::milliseconds safety_repoll{100};
 };
 
+/// Of one queue's attachment.
 struct attach_options {
     /// Gets the completions whose `wr_id` is none of the reactor's, such as those of queue pairs posted to by hand,
     /// after the batch was read, in order. Without it they are counted and dropped.
@@ -47,7 +50,7 @@ enum class wait_state : std::uint8_t {
 
 /// Counters since the reactor was made.
 struct reactor_stats {
-    std::uint64_t turns = 0;
+    std::uint64_t turns = 0;             ///< of the loop
     std::uint64_t polls = 0;             ///< of completion queues
     std::uint64_t empty_polls = 0;       ///< those that found nothing
     std::uint64_t completions = 0;       ///< polled
@@ -55,13 +58,13 @@ struct reactor_stats {
     std::uint64_t arms = 0;              ///< of completion queues
     std::uint64_t events = 0;            ///< taken from channels
     std::uint64_t unattached_events = 0; ///< of those, for queues that were not attached
-    std::uint64_t parks = 0;
-    std::uint64_t wakes = 0;       ///< parks that ended with something to do
-    std::uint64_t enters = 0;      ///< system calls of the wait backend
-    std::uint64_t rescued = 0;     ///< completions whose event the kernel lost; see `safety_repoll`
-    std::uint64_t stale = 0;       ///< completions of operations that had ended
-    std::uint64_t foreign = 0;     ///< completions that were never the reactor's
-    std::uint64_t outstanding = 0; ///< work requests the device has now
+    std::uint64_t parks = 0;             ///< sleeps on the wait backend
+    std::uint64_t wakes = 0;             ///< parks that ended with something to do
+    std::uint64_t enters = 0;            ///< system calls of the wait backend
+    std::uint64_t rescued = 0;           ///< completions whose event the kernel lost; see `safety_repoll`
+    std::uint64_t stale = 0;             ///< completions of operations that had ended
+    std::uint64_t foreign = 0;           ///< completions that were never the reactor's
+    std::uint64_t outstanding = 0;       ///< work requests the device has now
     /// What it sleeps on: "io_uring", or "epoll" where that is forbidden or missing, as a warning in the log says once,
     /// or where it has a `native_handle`; "none" before the first of `run`, `poll` and `native_handle`.
     const char* backend = "none";
@@ -83,11 +86,13 @@ struct VERBENA_API sleep_state : ready_node, timer {
 } // namespace detail
 /// @endcond
 
+/// Waits for a time of the steady clock.
+///
 /// Completes when   the time has come; at once if it has already.
 /// In flight        any number.
 /// Errors           none; where a stop ends it, it throws `std::system_error` (see with_timeout.hpp). If the reactor is
 ///                  destroyed it is never resumed.
-/// Cancel safety    destroying the coroutine takes it out.
+/// Cancel safety    class 2; destroying the coroutine takes it out.
 /// Thread           reactor-bound.
 class [[nodiscard]] sleep_operation {
   public:
@@ -114,7 +119,13 @@ class [[nodiscard]] sleep_operation {
     detail::time_point until_;
 };
 
-/// Lets everybody who is ready go first. Reactor-bound; destroying the coroutine takes it out.
+/// Lets everybody who is ready go first.
+///
+/// Completes when   they have gone on; always suspends.
+/// In flight        any number, in their order.
+/// Errors           none; no limit ends it. If the reactor is destroyed it is never resumed.
+/// Cancel safety    class 2; destroying the coroutine takes it out.
+/// Thread           reactor-bound.
 class [[nodiscard]] yield_operation {
   public:
     struct awaiter : detail::ready_node {
@@ -131,10 +142,13 @@ class [[nodiscard]] yield_operation {
     detail::reactor_core* reactor_;
 };
 
+/// Waits for a descriptor, with no read of it.
+///
 /// Completes when   the descriptor is readable, or has an error or a hang-up to report: read it to see which.
 /// In flight        any number, also on one descriptor; on epoll(7) each but the first takes a descriptor more.
 /// Errors           EBADF, or what else the kernel says of a descriptor that cannot be polled.
-/// Cancel safety    destroying the coroutine ends the watch; when that has returned the descriptor may be closed.
+/// Cancel safety    class 2; destroying the coroutine ends the watch; when that has returned the descriptor may be
+///                  closed.
 /// Thread           reactor-bound.
 class [[nodiscard]] readable_operation {
   public:
@@ -171,19 +185,21 @@ class [[nodiscard]] readable_operation {
 /// stay with their owners, and what they await afterwards fails with `not_attached`.
 class VERBENA_API reactor {
   public:
+    /// What it sleeps on is made by the first `run` or `poll`.
     explicit reactor(const reactor_options& options = {});
     reactor(const reactor&) = delete;
     reactor& operator=(const reactor&) = delete;
     ~reactor();
 
     /// Polls the queue from now on, into `slots`, which must stay until it is detached; several queues may share them.
-    /// `attached`: it belongs to a reactor already; `invalid_argument`: no slots, a queue without a channel under a
-    /// policy that parks, or a channel that another reactor has; `device_removed`.
+    /// Errors: `attached`: it belongs to a reactor already; `invalid_argument`: no slots, a queue without a channel
+    /// under a policy that parks, or a channel that another reactor has; `device_removed`.
     result<void> attach(const completion_queue& queue, std::span<poll_slot> slots, const attach_options& options = {});
     /// Quiesces every queue pair of the queue, whose operations end with `connection_reset`, and lets it go.
+    /// Errors: `not_attached`: not to this reactor; `invalid_argument`: an empty queue; `wrong_thread`.
     result<void> detach(const completion_queue& queue);
 
-    /// Reads the channel's responses from now on, until it is closed. `attached`: a reactor reads it already;
+    /// Reads the channel's responses from now on, until it is closed. Errors: `attached`: a reactor reads it already;
     /// `invalid_argument`: an empty channel; `closed`; `device_removed`. For builds with DEVX
     /// (`mlx5/command_channel.hpp`).
     result<void> attach(const mlx5::command_channel& channel);
@@ -233,11 +249,15 @@ class VERBENA_API reactor {
     /// Calls `function` on the reactor's thread, in the order of posting. Thread-safe.
     void post(std::function<void()> function);
 
+    /// See `sleep_operation`, until so long from now.
     sleep_operation sleep_for(std::chrono::nanoseconds duration) noexcept;
+    /// See `sleep_operation`.
     sleep_operation sleep_until(std::chrono::steady_clock::time_point deadline) noexcept {
         return {core_.get(), deadline};
     }
+    /// See `yield_operation`.
     yield_operation yield() noexcept { return yield_operation(core_.get()); }
+    /// See `readable_operation`. Source: poll(2), POLLIN.
     readable_operation wait_readable(int fd) noexcept { return {core_.get(), fd}; }
 
     /// The asynchronous events of a context from now on, also if no queue of it is attached, and if other reactors get
@@ -245,7 +265,7 @@ class VERBENA_API reactor {
     /// Errors: `device_removed`, `invalid_argument` for an empty context, `wrong_thread`.
     result<event_stream> events(const context& context);
 
-    reactor_stats stats() const noexcept;
+    reactor_stats stats() const noexcept; ///< up to now
 
   private:
     friend struct detail::access;

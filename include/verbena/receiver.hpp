@@ -51,12 +51,13 @@ class VERBENA_API message {
 
     /// The bytes that came, as a slice that can be sent on: `bytes().bytes()` is a span. UD: without the GRH.
     memory_slice bytes() const noexcept;
-    std::optional<std::uint32_t> immediate() const noexcept;
+    std::optional<std::uint32_t> immediate() const noexcept; ///< the peer's immediate data in host order, if any
     /// The queue pair of this side that it came to.
     std::uint32_t qp_num() const noexcept;
     /// UD: the queue pair that sent it.
     std::uint32_t source_qp() const noexcept;
-    /// UD: a handle for answers to the sender.
+    /// UD: a handle for answers to the sender. Errors: as `address_handle::create` from a completion.
+    /// Source: ibv_init_ah_from_wc(3).
     result<address_handle> reply_address() const;
 
   private:
@@ -74,7 +75,7 @@ class VERBENA_API message {
 /// In flight        any number of waits, served in their order.
 /// Errors           the failure that ended the receiver, `closed` if it was destroyed, `not_attached` if its reactor
 ///                  was.
-/// Cancel safety    nothing is lost: a message already handed to a destroyed wait goes to the next one.
+/// Cancel safety    class 2; nothing is lost: a message already handed to a destroyed wait goes to the next one.
 /// Thread           reactor-bound.
 class [[nodiscard]] next_operation {
   public:
@@ -98,11 +99,13 @@ class [[nodiscard]] next_operation {
     detail::receiver_core* receiver_;
 };
 
+/// How much is received into.
 struct receiver_options {
     std::uint32_t depth = 0;         ///< receives kept posted; at most the queue's capacity; 0: all of it
     std::uint32_t message_bytes = 0; ///< the longest message; UD: without the GRH
 };
 
+/// Counters since the receiver was made.
 struct receiver_stats {
     std::uint64_t messages = 0; ///< handed out
     std::uint64_t dropped = 0;  ///< arrived after the receiver was destroyed
@@ -116,10 +119,13 @@ struct receiver_stats {
 /// Thread: reactor-bound. Move-only.
 class VERBENA_API receiver {
   public:
-    /// Registers `depth × message_bytes` and posts them all. The queue pair's completion queues must be attached to a
-    /// reactor (`not_attached`). `invalid_argument`: no bytes, or deeper than the queue.
+    /// Registers `depth × message_bytes` and posts them all. Errors: `not_attached`: the queue pair's completion queues
+    /// are attached to no reactor; `invalid_argument`: no bytes, or deeper than the queue; `in_use`: its receives have
+    /// a user; `resource`; `wrong_thread`. Sources: ibv_reg_mr(3), ibv_post_recv(3).
     static result<receiver> create(queue_pair& qp, const receiver_options& options);
-    /// The receive queue of every queue pair made with it must be attached to `reactor`.
+    /// The receive queue of every queue pair made with it must be attached to `reactor`. Errors: `invalid_argument`:
+    /// one is not, or sizes as above; `in_use`: it has a receiver; `resource`; `wrong_thread`. Sources: ibv_reg_mr(3),
+    /// ibv_post_srq_recv(3).
     static result<receiver> create(class reactor& reactor, const shared_receive_queue& srq,
                                    const receiver_options& options);
     receiver(receiver&& other) noexcept : core_(std::exchange(other.core_, nullptr)) {}
@@ -129,10 +135,11 @@ class VERBENA_API receiver {
     }
     ~receiver();
 
+    /// See `next_operation`.
     next_operation next() noexcept { return next_operation(core_); }
     /// What ended it; without a code while it has not ended.
     verbena::error error() const;
-    receiver_stats stats() const noexcept;
+    receiver_stats stats() const noexcept; ///< up to now
 
   private:
     explicit receiver(detail::receiver_core* core) noexcept : core_(core) {}

@@ -30,14 +30,13 @@ class child {
     ///
     /// - Completes when: the child has ended, at once if it has; or its scope is destroyed.
     /// - In flight together: one wait for each child. The outcome is taken once; a wait that was cancelled took
-    /// nothing.
-    ///   Breaking either rule ends the program.
+    ///   nothing. Breaking either rule ends the program.
     /// - Buffer lifetime: none; the operation itself keeps the outcome alive.
     /// - Errors: the child's exceptions, which `join` then does not report; `std::system_error` with `errc::closed` if
     ///   the scope was destroyed first.
-    /// - Cancel safety: class 2; ending or destroying the wait leaves the child running, and it may be waited for
-    /// again.
-    /// - Reactor-bound.
+    /// - Cancel safety: class 2; ending or destroying the wait leaves the child running, and it may be waited
+    ///   for again.
+    /// - Thread: reactor-bound.
     wait_operation wait() const {
         if (!state_) detail::broken_rule("there is no child to wait for: its handle is empty or was moved from");
         return wait_operation(state_);
@@ -111,7 +110,7 @@ class VERBENA_API scope {
     /// - Stopping: a stop of the task that joins reaches the children, and the join waits for their ends; a limit on
     ///   the join alone (`with_timeout(connections.join(), …)`) ends just that.
     /// - Cancel safety: class 2; ending or destroying a join leaves the children running.
-    /// - Reactor-bound.
+    /// - Thread: reactor-bound.
     join_operation join() noexcept;
 
   private:
@@ -168,6 +167,7 @@ class scope::join_awaiter : public detail::cancellable_wait {
     bool suspended_ = false;
 };
 
+/// @copydoc scope::join
 class [[nodiscard]] scope::join_operation {
   public:
     explicit join_operation(scope& s) noexcept : scope_(&s) {}
@@ -195,6 +195,7 @@ class child<T>::wait_awaiter : public detail::cancellable_wait {
     detail::child_pointer<T> state_;
 };
 
+/// @copydoc child::wait
 template <class T>
 class [[nodiscard]] child<T>::wait_operation {
   public:

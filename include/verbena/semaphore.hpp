@@ -17,6 +17,7 @@ class VERBENA_API semaphore {
     class acquire_operation;
     class acquire_awaiter;
 
+    /// With `count` permits at first.
     explicit semaphore(std::size_t count) noexcept : count_(count) {}
     semaphore(const semaphore&) = delete;
     semaphore& operator=(const semaphore&) = delete;
@@ -32,7 +33,7 @@ class VERBENA_API semaphore {
     /// - Errors: none; where a stop ends it, it throws `std::system_error` (see with_timeout.hpp).
     /// - Cancel safety: class 2; one that ends or is destroyed takes no permit, and one that was handed a permit and
     ///   is destroyed before it has run gives it on to the next.
-    /// - Reactor-bound.
+    /// - Thread: reactor-bound.
     acquire_operation acquire() noexcept;
 
     /// False if there is none to take.
@@ -76,6 +77,7 @@ class semaphore::acquire_awaiter : public detail::cancellable_wait {
     bool suspended_ = false;
 };
 
+/// @copydoc semaphore::acquire
 class [[nodiscard]] semaphore::acquire_operation {
   public:
     explicit acquire_operation(semaphore& s) noexcept : semaphore_(&s) {}

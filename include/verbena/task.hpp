@@ -167,12 +167,12 @@ class [[nodiscard]] task_awaiter {
 /// - Cancel safety: destroying a suspended task destroys its frame and those of all that it awaits, innermost first,
 ///   each by the rule of what it awaits. A task must not be destroyed while it runs, that is by itself or by anything
 ///   it calls, nor while one that it awaits runs.
-/// - Reactor-bound. A foreign coroutine that awaits a task must not let exceptions leave its `resume()`.
+/// - Thread: reactor-bound. A foreign coroutine that awaits a task must not let exceptions leave its `resume()`.
 template <class T = void>
 class [[nodiscard]] task {
   public:
-    using promise_type = detail::task_promise<T>;
-    using value_type = T;
+    using promise_type = detail::task_promise<T>; ///< for the compiler
+    using value_type = T;                         ///< what awaiting it gives
 
     task(task&& other) noexcept : coroutine_(std::exchange(other.coroutine_, nullptr)) {}
     task& operator=(task&& other) noexcept {
@@ -183,6 +183,7 @@ class [[nodiscard]] task {
         if (coroutine_) coroutine_.destroy();
     }
 
+    /// Takes the frame: the task is empty afterwards.
     detail::task_awaiter<T> operator co_await() && noexcept {
         if (!coroutine_) detail::broken_rule("a task is awaited once, and not after it was moved from");
         return detail::task_awaiter<T>(std::exchange(coroutine_, nullptr));

@@ -1,5 +1,11 @@
 #pragma once
 
+/// @file
+/// All but format.hpp, log.hpp, sim/ and mlx5/.
+
+/// @namespace verbena
+/// The runtime, and verbs as handles.
+
 #include <verbena/async_event.hpp>
 #include <verbena/event.hpp>
 #include <verbena/reactor.hpp>

@@ -6,7 +6,7 @@ namespace verbena {
 
 /// What a reactor does when nothing happens: look again (spin), or sleep until there is an event (park). Looking costs
 /// the core as long as it lasts, but sees what comes at once; to sleep and wake costs some microseconds each time, in
-/// CPU time and in latency. Thread-safe: a value.
+/// CPU time and in latency. A value.
 class wait_policy {
   public:
     /// The default. Polls only as long as a park would cost, between 1 and 100 µs, and then sleeps; sleeps sooner, down
@@ -25,8 +25,9 @@ class wait_policy {
     /// Sleeps as soon as nothing is there.
     static constexpr wait_policy park_at_once() noexcept { return wait_policy(std::chrono::nanoseconds::zero()); }
 
+    /// Whether it ever sleeps.
     constexpr bool parks() const noexcept { return spin_ != std::chrono::nanoseconds::max(); }
-    constexpr bool adapts() const noexcept { return adapts_; }
+    constexpr bool adapts() const noexcept { return adapts_; } ///< whether it is `adaptive`
     /// The longest it polls after something happened; the maximum if it never sleeps.
     constexpr std::chrono::nanoseconds spin() const noexcept { return spin_; }
     friend constexpr bool operator==(wait_policy, wait_policy) noexcept = default;

@@ -140,6 +140,7 @@ class when_all_tasks_awaiter : public when_all_count {
 
 } // namespace detail
 
+/// @copydoc when_all
 template <class... Awaitables>
 class [[nodiscard]] when_all_operation {
   public:
@@ -152,6 +153,9 @@ class [[nodiscard]] when_all_operation {
     std::tuple<Awaitables...> awaitables_;
 };
 
+/// Of tasks, in a `std::vector`; all else as of `when_all`.
+///
+/// @copydetails when_all
 template <class T>
 class [[nodiscard]] when_all_tasks_operation {
   public:
@@ -171,11 +175,10 @@ class [[nodiscard]] when_all_tasks_operation {
 /// - In flight together: what the elements allow.
 /// - Buffer lifetime: that of the elements, each until all have completed.
 /// - Errors: if any throws, the exception of the first of those in the order of the arguments, after all have
-/// completed;
-///   the other outcomes are dropped.
+///   completed; the other outcomes are dropped.
 /// - Stopping: a stop (see `task`) reaches all of them, and the wait ends with them.
 /// - Cancel safety: destroying the wait destroys the elements that have not completed, last first, each by its rule.
-/// - Reactor-bound.
+/// - Thread: reactor-bound.
 template <class... Awaitables>
 when_all_operation<Awaitables...> when_all(Awaitables... awaitables) {
     return when_all_operation<Awaitables...>(std::move(awaitables)...);

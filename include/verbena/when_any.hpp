@@ -95,6 +95,7 @@ class when_any_awaiter<std::index_sequence<I...>, Awaitables...> : public when_a
 
 } // namespace detail
 
+/// @copydoc when_any
 template <class... Awaitables>
 class [[nodiscard]] when_any_operation {
   public:
@@ -109,7 +110,7 @@ class [[nodiscard]] when_any_operation {
 
 /// Begins all of them, in order, and goes on with the first that completes; the others are ended, and what one of them
 /// may have been given meanwhile goes to the next who waits for it. Takes only waits that can be ended without harm to
-/// anything else (class 2 of with_timeout.hpp): not a send, a receive or a task. For those, spawn a child and take its
+/// anything else (class 2): not a send, a receive or a task. For those, spawn a child and take its
 /// `wait()`.
 ///
 ///     auto first = co_await when_any(inbox.next(), shutdown.wait());
@@ -121,7 +122,8 @@ class [[nodiscard]] when_any_operation {
 /// - Buffer lifetime: none.
 /// - Errors: those of the first: results are not looked into, exceptions leave from here.
 /// - Cancel safety: class 2.
-/// - Reactor-bound. Allocates nothing.
+/// - Thread: reactor-bound.
+/// - Memory: allocates nothing.
 template <class... Awaitables>
     requires(sizeof...(Awaitables) > 0 && (detail::ends_singly<Awaitables> && ...))
 when_any_operation<Awaitables...> when_any(Awaitables... awaitables) {

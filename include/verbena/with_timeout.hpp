@@ -9,6 +9,7 @@
 
 namespace verbena {
 
+/// @copydoc with_timeout
 template <class Awaitable>
 class [[nodiscard]] timeout_operation {
   public:
@@ -23,6 +24,7 @@ class [[nodiscard]] timeout_operation {
     std::chrono::nanoseconds timeout_;
 };
 
+/// @copydoc with_stop
 template <class Awaitable>
 class [[nodiscard]] stop_operation {
   public:
@@ -43,11 +45,12 @@ class [[nodiscard]] stop_operation {
 ///     auto got = co_await with_timeout(qp.read(local, remote), std::chrono::milliseconds{5});
 ///
 /// What "ends" means is the operation's class:
-/// 1. a posted work request cannot be recalled: its queue pair fails with `timed_out` as root cause, and the coroutine
-///    goes on when the device has let go of the buffers. UD: that ends the endpoint for all peers;
-/// 2. a wait that posted nothing (`receiver::next`, an operation that still waits for room, `flushed`, an event, a
-///    semaphore, `join`, `child::wait`, `sleep_for`, `wait_readable`) ends alone;
-/// 3. a task is told to stop (see `task`), with everything it awaits, and ends by itself; so is each of `when_all`.
+/// - class 1, a posted work request: its queue pair fails with `timed_out` as root cause, and the coroutine goes on
+///   when the device has let go of the buffers;
+/// - class 2, a wait that posted nothing (`receiver::next`, an operation that still waits for room, `flushed`, an
+///   event, a semaphore, `join`, `child::wait`, `sleep_for`, `wait_readable`): ends alone;
+/// - class 3, a firmware command: ends alone, at once;
+/// - a task is told to stop (see `task`), with everything it awaits, and ends by itself; so is each of `when_all`.
 ///
 /// - Completes when: the operation has ended.
 /// - Gives: what the operation gives, as it is if that is a `result`, else in a `result`. If the completion was there
@@ -58,16 +61,25 @@ class [[nodiscard]] stop_operation {
 ///   reactor runs, or has run or given its handle, on this thread. Otherwise the operation's. A task that a stop made
 ///   throw gives an error.
 /// - Cancel safety: the operation's. Limits can be nested.
-/// - Reactor-bound. Allocates nothing.
+/// - Memory: allocates nothing.
+/// - Thread: reactor-bound.
 template <class Awaitable>
     requires detail::limitable<Awaitable>
 timeout_operation<Awaitable> with_timeout(Awaitable awaitable, std::chrono::nanoseconds timeout) {
     return {std::move(awaitable), timeout};
 }
 
-/// The same when a stop is requested, from any thread: then the error is `stopped`.
+/// As `with_timeout`, when a stop is requested, from any thread.
 ///
 ///     auto message = co_await with_stop(inbox.next(), shutdown.get_token());
+///
+/// - Completes when: the operation has ended.
+/// - Gives: as `with_timeout`.
+/// - In flight together: as the operation.
+/// - Errors: `stopped`, at once and without having begun if the stop was requested before; `not_attached` as of
+///   `with_timeout`; otherwise the operation's.
+/// - Cancel safety: the operation's.
+/// - Thread: reactor-bound; the stop is requested on any thread.
 template <class Awaitable>
     requires detail::limitable<Awaitable>
 stop_operation<Awaitable> with_stop(Awaitable awaitable, std::stop_token token) {

@@ -82,6 +82,8 @@ class channel_close_state : public ready_node {
 
 namespace mlx5 {
 
+/// A QUERY command. See `command_channel::query`.
+///
 /// Completes when   the response was read. A command that finds the channel's window full (1 MiB of output issued and
 ///                  not yet read) or the device throttled waits its turn, first in first out.
 /// Gives            the outbox, written to the caller's buffer, and whether it can be trusted: `response::certain`.
@@ -95,6 +97,8 @@ namespace mlx5 {
 /// Cancel safety    class 3: it ends at once and alone, also where a coroutine is destroyed. The command goes on in the
 ///                  device, and takes its share of the window until its response is dropped and counted.
 /// Thread           reactor-bound.
+///
+/// Source: mlx5dv_devx_obj_query_async(3).
 ///
 ///     std::array<std::byte, 512> output;
 ///     auto counters = co_await channel.query(object, command, output);
@@ -126,11 +130,13 @@ class [[nodiscard]] query_operation {
 };
 static_assert(std::is_trivially_copyable_v<query_operation>);
 
+/// The end of a channel. See `command_channel::close`.
+///
 /// Completes when   every command that the device had has been answered, after 100 ms at most, and the channel is shut.
 /// Gives            how many were not answered: they end with `closed`, and a thread of the context's waits for them.
 /// In flight        any number.
 /// Errors           `invalid_argument`: an empty channel; `wrong_thread`.
-/// Cancel safety    no limit ends it; destroying the coroutine only stops waiting.
+/// Cancel safety    class 2, but no limit ends it; destroying the coroutine only stops waiting.
 /// Thread           reactor-bound.
 class [[nodiscard]] close_operation {
   public:
@@ -157,6 +163,7 @@ class [[nodiscard]] close_operation {
     detail::command_channel_core* channel_;
 };
 
+/// How a command channel is made.
 struct command_channel_options {
     std::size_t max_response; ///< the longest output of a query, in bytes: 16 to 65,535
 };
@@ -197,7 +204,7 @@ class VERBENA_API command_channel {
     /// From now on queries fail with `closed`; those that wait their turn end so.
     close_operation close() noexcept { return close_operation(core_.get()); }
 
-    command_channel_stats stats() const noexcept;
+    command_channel_stats stats() const noexcept; ///< up to now
     verbena::context context() const noexcept;
     /// Not to issue queries on: their responses would be dropped, and one longer than `max_response` ends the channel.
     mlx5dv_devx_cmd_comp* native_handle() const noexcept;

@@ -83,6 +83,7 @@ class [[nodiscard]] next_device_event_operation {
     detail::event_channel_core* channel_;
 };
 
+/// How an event channel is made.
 struct event_channel_options {
     /// Without, an event that was not read yet stands for all later ones of its subscription, and the kernel needs no
     /// memory for it. With, it keeps each until it is read.
@@ -112,9 +113,10 @@ class VERBENA_API event_channel {
     /// Errors: `invalid_argument`: none or too many, an event that the device has not or not for this object, an empty
     /// object or channel, or one of another context; `resource`; `device_removed`; `wrong_thread`.
     result<void> subscribe(const object& object, std::span<const std::uint16_t> types, std::uint64_t cookie) const;
-    /// Events that belong to no object.
+    /// Events that belong to no object. Errors as above.
     result<void> subscribe(std::span<const std::uint16_t> types, std::uint64_t cookie) const;
 
+    /// See `next_device_event_operation`.
     next_device_event_operation next() const noexcept { return next_device_event_operation(core_.get()); }
 
     verbena::context context() const noexcept;

@@ -14,6 +14,7 @@ namespace detail {
 struct devx_object;
 }
 
+/// DEVX: firmware commands and events of mlx5 devices.
 namespace mlx5 {
 
 /// A firmware object made by a command. Every call takes the inbox of the command and the outbox for its output, of 16
@@ -29,7 +30,7 @@ namespace mlx5 {
 /// complete. Source: mlx5dv_devx_obj_create(3).
 class VERBENA_API object {
   public:
-    /// Also `unsupported`: no DEVX.
+    /// Executes a command that creates an object. Errors: as of all calls; also `unsupported`: no DEVX; `resource`.
     static result<object> create(const verbena::context& context, std::span<const std::byte> command,
                                  std::span<std::byte> output);
 
@@ -40,8 +41,12 @@ class VERBENA_API object {
     explicit operator bool() const noexcept { return state_ != nullptr; }
 
     /// The handle is empty afterwards; if the firmware refuses, since another object uses this one, it stays as it is.
+    /// Errors: as of all calls; no sizes. Source: mlx5dv_devx_obj_destroy(3).
     result<void> destroy();
+    /// Executes a QUERY command for this object, with the output written. Errors: as of all calls. Source:
+    /// mlx5dv_devx_obj_query(3).
     result<void> query(std::span<const std::byte> command, std::span<std::byte> output) const;
+    /// Executes a MODIFY command for this object. Errors: as of all calls. Source: mlx5dv_devx_obj_modify(3).
     result<void> modify(std::span<const std::byte> command, std::span<std::byte> output) const;
 
     verbena::context context() const noexcept;

@@ -5,9 +5,10 @@
 
 namespace verbena::mlx5 {
 
-/// The output of an asynchronous query that the firmware did not refuse.
+/// The output of an asynchronous query that the firmware did not refuse. A value, which does not own its bytes.
 class response {
   public:
+    /// For tests of who uses one.
     response(std::span<const std::byte> bytes, bool certain) noexcept : bytes_(bytes), certain_(certain) {}
 
     /// The outbox, in the caller's buffer.

@@ -44,6 +44,7 @@ class devx_control {
   public:
     /// By its name, "sim0"; not a device without DEVX.
     VERBENA_SIM_API explicit devx_control(std::string_view device);
+    /// By a context that is open on it.
     VERBENA_SIM_API explicit devx_control(ibv_context* context);
 
     /// Asynchronous commands issued from now on take so long. They complete in the order in which their times end.
@@ -75,7 +76,8 @@ class devx_control {
     /// first.
     VERBENA_SIM_API void window(std::size_t bytes);
 
-    /// `verb` by its name: "mlx5dv_devx_obj_query_async". `control::forgive` and `control::reset` end it.
+    /// Lets calls of a verb fail. `verb` by its name: "mlx5dv_devx_obj_query_async". `control::forgive` and
+    /// `control::reset` end it.
     VERBENA_SIM_API void fail(std::string_view verb, const fault& how);
 
     /// An event of the object, or an unaffiliated one if it is null, for all who have subscribed. Answers how many.
@@ -87,7 +89,7 @@ class devx_control {
     /// that omits the data: it needs no memory.
     VERBENA_SIM_API void lose_events(mlx5dv_devx_event_channel* channel, std::uint32_t count);
 
-    VERBENA_SIM_API devx_ledger ledger() const;
+    VERBENA_SIM_API devx_ledger ledger() const; ///< since the process began
 
     /// Ends everything above but the ledger, and delivers what is held or delayed.
     VERBENA_SIM_API void reset();

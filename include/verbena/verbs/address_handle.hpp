@@ -16,12 +16,12 @@ struct address_handle_state;
 struct address_vector {
     std::optional<gid> destination{}; ///< the peer's GID
     std::uint8_t gid_index = 0;       ///< the local entry to send from; means nothing without a destination
-    std::uint8_t hop_limit = 64;
-    std::uint8_t traffic_class = 0;
-    std::uint32_t flow_label = 0;
-    std::uint16_t lid = 0; ///< the peer's LID
-    std::uint8_t service_level = 0;
-    std::uint8_t port = 1; ///< the local port
+    std::uint8_t hop_limit = 64;      ///< routers it may pass
+    std::uint8_t traffic_class = 0;   ///< of the global route: the DSCP and ECN bits of RoCE v2
+    std::uint32_t flow_label = 0;     ///< of the global route, 20 bits
+    std::uint16_t lid = 0;            ///< the peer's LID
+    std::uint8_t service_level = 0;   ///< 0 to 15
+    std::uint8_t port = 1;            ///< the local port
 };
 
 /// A destination of UD sends. Copies share it. It must outlive the completion of every send that names it: a device may
@@ -31,11 +31,12 @@ class VERBENA_API address_handle {
     /// The bytes before a UD message where the global route header lies.
     static constexpr std::size_t grh_bytes = 40;
 
-    /// errc::not_found: no such port, or no route to the GID; errc::invalid_argument: neither GID nor LID, or a port on
-    /// Ethernet without a GID (ibv_create_ah).
+    /// Errors: `not_found`: no such port, or no route to the GID; `invalid_argument`: neither GID nor LID, a port on
+    /// Ethernet without a GID, or a `gid_index` beyond the table; `resource`. Source: ibv_create_ah(3).
     static result<address_handle> create(const protection_domain& domain, const address_vector& address);
     /// The way back to the sender of a received UD message: its completion, and the first 40 bytes of its buffer.
-    /// errc::invalid_argument: no successful receive, or fewer bytes (ibv_init_ah_from_wc, ibv_create_ah).
+    /// Errors: `invalid_argument`: no successful receive, or fewer bytes; `not_found`: no such port, or none of its
+    /// GIDs is the one that the message was sent to; `resource`. Sources: ibv_init_ah_from_wc(3), ibv_create_ah(3).
     static result<address_handle> create(const protection_domain& domain, const work_completion& received,
                                          std::span<const std::byte> grh, std::uint8_t port = 1);
 

@@ -38,10 +38,10 @@ class VERBENA_API pool_buffer {
     }
     explicit operator bool() const noexcept { return token_.pool != nullptr; }
 
-    std::span<std::byte> bytes() const noexcept { return slice_.bytes(); }
-    memory_slice slice() const noexcept { return slice_; }
-    std::uint32_t size() const noexcept { return slice_.length; }
-    std::uint32_t capacity() const noexcept { return capacity_; }
+    std::span<std::byte> bytes() const noexcept { return slice_.bytes(); } ///< the first `size()` bytes
+    memory_slice slice() const noexcept { return slice_; }                 ///< the same, for a work request
+    std::uint32_t size() const noexcept { return slice_.length; }          ///< bytes
+    std::uint32_t capacity() const noexcept { return capacity_; }          ///< bytes
     /// Sets how many bytes `bytes` and `slice` cover; at first it is the capacity, beyond which it throws
     /// std::out_of_range. The contents stay.
     void resize(std::size_t bytes) {
@@ -69,8 +69,8 @@ class VERBENA_API pool_buffer {
 /// pool and the last buffer are gone. *Reactor-bound*: pool and buffers belong to one thread at a time.
 class VERBENA_API buffer_pool {
   public:
-    /// `count` buffers of `buffer_bytes` each, every one beginning on a cache line. errc::invalid_argument: a zero, or
-    /// sizes beyond 32 bits; else as memory_region::allocate.
+    /// `count` buffers of `buffer_bytes` each, every one beginning on a cache line. Errors: `invalid_argument`: a zero,
+    /// or sizes beyond 32 bits; else as `memory_region::allocate`.
     static result<buffer_pool> create(const protection_domain& domain, std::size_t count, std::size_t buffer_bytes,
                                       access_flags access = access_flags::local_write);
 
@@ -86,9 +86,9 @@ class VERBENA_API buffer_pool {
 
     /// A buffer, its contents whatever the last user left; nothing if all are out.
     std::optional<pool_buffer> try_acquire() noexcept;
-    std::size_t count() const noexcept;
-    std::size_t available() const noexcept;
-    std::uint32_t buffer_bytes() const noexcept;
+    std::size_t count() const noexcept;          ///< buffers in all
+    std::size_t available() const noexcept;      ///< buffers that are not out
+    std::uint32_t buffer_bytes() const noexcept; ///< bytes of one, as asked for
 
   private:
     explicit buffer_pool(detail::buffer_pool_state* state) noexcept : state_(state) {}

@@ -12,8 +12,8 @@ struct completion_channel_state;
 /// *Thread-safe*; who takes events from it by hand must be the only one.
 class VERBENA_API completion_channel {
   public:
-    /// The descriptor is made non-blocking. errc::invalid_argument: the context is empty; errc::resource
-    /// (ibv_create_comp_channel).
+    /// The descriptor is made non-blocking. Errors: `invalid_argument`: the context is empty; `resource`. Source:
+    /// ibv_create_comp_channel(3).
     static result<completion_channel> create(const verbena::context& context);
 
     completion_channel() noexcept = default;

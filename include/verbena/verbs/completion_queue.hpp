@@ -13,6 +13,7 @@ namespace detail {
 struct completion_queue_state;
 }
 
+/// How a completion queue is made. Source: ibv_create_cq_ex(3).
 struct completion_queue_options {
     completion_channel channel{}; ///< where its events go; empty: it can only be polled
     int comp_vector = 0;          ///< which interrupt vector signals them; below `ibv_context::num_comp_vectors`
@@ -27,10 +28,10 @@ struct completion_queue_options {
 /// *reactor-bound*.
 class VERBENA_API completion_queue {
   public:
-    /// With room for at least `min_capacity` completions. errc::invalid_argument: a capacity of 0, beyond the device's
-    /// limit or no `int`, a comp_vector the device does not have, a channel of another context; errc::resource: the
-    /// system cannot allocate it; errc::unsupported: the device does not know `single_threaded` queues (ibv_create_cq,
-    /// ibv_create_cq_ex).
+    /// With room for at least `min_capacity` completions. Errors: `invalid_argument`: a capacity of 0, beyond the
+    /// device's limit or no `int`, a comp_vector the device does not have, a channel of another context; `resource`:
+    /// the system cannot allocate it; `unsupported`: the device does not know `single_threaded` queues. Sources:
+    /// ibv_create_cq(3), ibv_create_cq_ex(3).
     static result<completion_queue> create(const verbena::context& context, std::size_t min_capacity,
                                            const completion_queue_options& options = {});
 
@@ -39,29 +40,28 @@ class VERBENA_API completion_queue {
 
     /// Takes what is there, oldest first, writing straight into `slots`; never waits, never allocates. An empty queue
     /// gives an empty view. At most INT32_MAX slots are used in one call; a warning is logged, once per process.
-    /// errc::attached: a reactor polls it; errc::queue_failed: it cannot be polled any more, and stays so
-    /// (ibv_poll_cq).
+    /// Errors: `attached`: a reactor polls it; `queue_failed`: it cannot be polled any more, and stays so. Source:
+    /// ibv_poll_cq(3).
     result<polled_completions> poll(std::span<poll_slot> slots) const;
 
     /// Grows or shrinks to at least `capacity` entries; what is there stays, in its order. The device may grant more,
-    /// and shrinking may do nothing. errc::invalid_argument: 0, beyond the device's limit, or fewer than there are
-    /// unpolled entries; errc::in_use: fewer than queue pairs and shared receive queues have reserved;
-    /// errc::unsupported: the device cannot; errc::wrong_thread: attached, and this is not the reactor's thread
-    /// (ibv_resize_cq).
+    /// and shrinking may do nothing. Errors: `invalid_argument`: 0, beyond the device's limit, or fewer than there are
+    /// unpolled entries; `in_use`: fewer than queue pairs and shared receive queues have reserved; `unsupported`: the
+    /// device cannot; `wrong_thread`: attached, and this is not the reactor's thread. Source: ibv_resize_cq(3).
     result<void> resize(std::size_t capacity) const;
 
     /// Asks the device to hold an event back until `count` completions are there or `period` has passed: fewer wakes of
     /// a reactor that sleeps, and later ones: it polls no queue that it found empty before it slept until that event
     /// comes. Any thread may call it, attached or not.
-    /// errc::invalid_argument: a period below 0 or above 65535 us, or more than the device takes (mlx5: 4095 us);
-    /// errc::unsupported: the device cannot, as rxe (ibv_modify_cq, IBV_CQ_ATTR_MODERATE).
+    /// Errors: `invalid_argument`: a period below 0 or above 65535 us, or more than the device takes (mlx5: 4095 us);
+    /// `unsupported`: the device cannot, as rxe. Source: ibv_modify_cq(3), IBV_CQ_ATTR_MODERATE.
     result<void> moderate(std::uint16_t count, std::chrono::microseconds period) const;
 
-    /// The capacity asked for at creation.
+    /// The capacity asked for at creation, in entries.
     std::uint32_t min_capacity() const noexcept;
-    /// The capacity now.
+    /// The capacity now, in entries.
     std::uint32_t capacity() const noexcept;
-    bool attached() const noexcept;
+    bool attached() const noexcept; ///< whether a reactor polls it
     verbena::context context() const noexcept;
     /// Empty if it was created without.
     completion_channel channel() const noexcept;

@@ -12,7 +12,7 @@ struct protection_domain_state;
 /// Copies share it. *Thread-safe.*
 class VERBENA_API protection_domain {
   public:
-    /// errc::invalid_argument: the context is empty; errc::resource (ibv_alloc_pd).
+    /// Errors: `invalid_argument`: the context is empty; `resource`. Source: ibv_alloc_pd(3).
     static result<protection_domain> create(const verbena::context& context);
 
     protection_domain() noexcept = default;

@@ -8,6 +8,7 @@ namespace detail {
 struct shared_receive_queue_state;
 }
 
+/// How large a shared receive queue is. Source: ibv_create_srq(3).
 struct shared_receive_queue_options {
     std::uint32_t max_wr = 0;  ///< receives that may be posted at a time
     std::uint32_t max_sge = 1; ///< slices of one receive
@@ -18,8 +19,8 @@ struct shared_receive_queue_options {
 /// and its receiver alone posts to it.
 class VERBENA_API shared_receive_queue {
   public:
-    /// errc::invalid_argument: a size of 0 or beyond the device's limit, a limit above max_wr; errc::unsupported: the
-    /// device has none; errc::resource (ibv_create_srq, ibv_modify_srq).
+    /// Errors: `invalid_argument`: a size of 0 or beyond the device's limit, a limit above max_wr; `unsupported`: the
+    /// device has none; `resource`. Sources: ibv_create_srq(3), ibv_modify_srq(3).
     static result<shared_receive_queue> create(const protection_domain& domain,
                                                const shared_receive_queue_options& options);
 
@@ -28,8 +29,9 @@ class VERBENA_API shared_receive_queue {
 
     /// As asked for; the device may hold more.
     std::uint32_t max_wr() const noexcept;
-    std::uint32_t max_sge() const noexcept;
-    /// Arms the limit event anew (ibv_modify_srq).
+    std::uint32_t max_sge() const noexcept; ///< as asked for
+    /// Arms the limit event anew. Errors: `invalid_argument`: a limit above max_wr; `unsupported`. Source:
+    /// ibv_modify_srq(3).
     result<void> arm_limit(std::uint32_t limit) const;
     protection_domain domain() const noexcept;
     ibv_srq* native_handle() const noexcept;

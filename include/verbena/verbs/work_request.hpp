@@ -20,23 +20,26 @@ struct ibv_ah;
 namespace verbena {
 
 /// Bytes that the post copies: they need no registration, and are the caller's again as soon as they are posted.
-/// At most `queue_pair_options::max_inline` bytes.
+/// At most `queue_pair_options::max_inline` bytes. A value, which does not own them.
 class inline_data {
   public:
+    /// For sends and writes alone.
     explicit inline_data(std::span<const std::byte> bytes) noexcept : bytes_(bytes) {}
-    std::span<const std::byte> bytes() const noexcept { return bytes_; }
+    std::span<const std::byte> bytes() const noexcept { return bytes_; } ///< the caller's
 
   private:
     std::span<const std::byte> bytes_;
 };
 
 /// What a work request gathers from or scatters to. Holds up to four slices; a longer list is a span that stays the
-/// caller's until the operation has ended.
+/// caller's until the operation has ended. A value, which owns no memory.
 class slice_list {
   public:
-    static constexpr std::size_t held = detail::held_slices;
+    static constexpr std::size_t held = detail::held_slices; ///< so many it holds
 
     slice_list() noexcept : slice_list(memory_slice{}) { size_ = 0; }
+    /// @{
+    /// Of one slice; of a few, copied; of as many as the queue pair takes, not copied; of bytes that the post copies.
     slice_list(memory_slice slice) noexcept : size_(1) { new (bytes_.data()) memory_slice(slice); }
     template <std::size_t N>
         requires(N <= held)
@@ -53,13 +56,16 @@ class slice_list {
                                   static_cast<std::uint32_t>(data.bytes().size()), 0}) {
         inlined_ = true;
     }
+    /// @}
 
+    /// The slices, `size()` of them.
     const memory_slice* data() const noexcept {
         return far_ != nullptr ? far_ : std::launder(reinterpret_cast<const memory_slice*>(bytes_.data()));
     }
-    std::uint32_t size() const noexcept { return size_; }
-    bool far() const noexcept { return far_ != nullptr; }
-    bool inlined() const noexcept { return inlined_; }
+    std::uint32_t size() const noexcept { return size_; } ///< slices
+    bool far() const noexcept { return far_ != nullptr; } ///< the slices are the caller's
+    bool inlined() const noexcept { return inlined_; }    ///< it was made from `inline_data`
+    /// The sum of the lengths.
     std::uint64_t bytes() const noexcept {
         if (size_ == 1) [[likely]]
             return data()->length;
@@ -76,7 +82,7 @@ class slice_list {
     bool inlined_ = false;
 };
 
-/// Where a UD send goes. The handle is the caller's to keep until the send has completed.
+/// Where a UD send goes. A value: the handle is the caller's to keep until the send has completed.
 class ud_destination {
   public:
     ud_destination() noexcept = default;
@@ -84,9 +90,9 @@ class ud_destination {
     ud_destination(ibv_ah* handle, std::uint32_t qp_num, std::uint32_t qkey) noexcept
         : handle_(handle), qp_num_(qp_num), qkey_(qkey) {}
 
-    ibv_ah* native_handle() const noexcept { return handle_; }
-    std::uint32_t qp_num() const noexcept { return qp_num_; }
-    std::uint32_t qkey() const noexcept { return qkey_; }
+    ibv_ah* native_handle() const noexcept { return handle_; } ///< the path to it; null: none
+    std::uint32_t qp_num() const noexcept { return qp_num_; }  ///< the peer's
+    std::uint32_t qkey() const noexcept { return qkey_; }      ///< that of the peer's `activate`
 
   private:
     ibv_ah* handle_ = nullptr;
@@ -94,30 +100,40 @@ class ud_destination {
     std::uint32_t qkey_ = 0;
 };
 
-enum class work_kind : std::uint8_t { send, recv, write, read, fetch_add, compare_swap };
+/// What a work request does.
+enum class work_kind : std::uint8_t {
+    send,         ///< `send_request`
+    recv,         ///< `recv_request`
+    write,        ///< `write_request`
+    read,         ///< `read_request`
+    fetch_add,    ///< `fetch_add_request`
+    compare_swap, ///< `compare_swap_request`
+};
 
 /// Any work request, for `queue_pair::post` and `queue_pair::chain`: made from one of the request types below.
 struct work_request {
-    work_kind kind = work_kind::send;
-    bool has_immediate = false;
-    bool signaled = true;
-    bool solicited = false;
-    bool fence = false;
-    std::uint32_t immediate = 0;
-    slice_list local;
-    remote_slice remote;
-    std::uint64_t compare_add = 0;
-    std::uint64_t swap = 0;
-    ud_destination to;
+    work_kind kind = work_kind::send; ///< which of the rest count
+    bool has_immediate = false;       ///< of sends and writes
+    bool signaled = true;             ///< see `send_options`
+    bool solicited = false;           ///< see `send_options`
+    bool fence = false;               ///< see `send_options`
+    std::uint32_t immediate = 0;      ///< in host order
+    slice_list local;                 ///< gathered from, or scattered to
+    remote_slice remote;              ///< of writes, reads and atomics
+    std::uint64_t compare_add = 0;    ///< of atomics: what is added, or expected
+    std::uint64_t swap = 0;           ///< of `compare_swap`
+    ud_destination to;                ///< of sends of a UD queue pair
 };
 
+/// As `queue_pair::send`, `send_with_immediate` and `send_to`.
 struct send_request {
-    slice_list local;
-    std::optional<std::uint32_t> immediate{};
-    bool signaled = true;
-    bool solicited = false;
-    bool fence = false;
-    ud_destination to{};
+    slice_list local;                         ///< the message
+    std::optional<std::uint32_t> immediate{}; ///< in host order
+    bool signaled = true;                     ///< see `send_options`
+    bool solicited = false;                   ///< see `send_options`
+    bool fence = false;                       ///< see `send_options`
+    ud_destination to{};                      ///< UD only
+    /// The same.
     operator work_request() const noexcept {
         return {.kind = work_kind::send,
                 .has_immediate = immediate.has_value(),
@@ -131,18 +147,22 @@ struct send_request {
     }
 };
 
+/// As `queue_pair::recv`.
 struct recv_request {
-    slice_list local;
+    slice_list local; ///< where the message goes; UD: behind 40 bytes for the GRH
+    /// The same.
     operator work_request() const noexcept { return {.kind = work_kind::recv, .local = local, .remote = {}, .to = {}}; }
 };
 
+/// As `queue_pair::write` and `write_with_immediate`.
 struct write_request {
-    slice_list local;
-    remote_slice remote;
-    std::optional<std::uint32_t> immediate{};
-    bool signaled = true;
-    bool solicited = false;
-    bool fence = false;
+    slice_list local;                         ///< the bytes
+    remote_slice remote;                      ///< where they go; no shorter
+    std::optional<std::uint32_t> immediate{}; ///< in host order
+    bool signaled = true;                     ///< see `send_options`
+    bool solicited = false;                   ///< see `send_options`; with `immediate` only
+    bool fence = false;                       ///< see `send_options`
+    /// The same.
     operator work_request() const noexcept {
         return {.kind = work_kind::write,
                 .has_immediate = immediate.has_value(),
@@ -156,23 +176,27 @@ struct write_request {
     }
 };
 
+/// As `queue_pair::read`.
 struct read_request {
-    slice_list local;
-    remote_slice remote;
-    bool signaled = true;
-    bool fence = false;
+    slice_list local;     ///< where the bytes go
+    remote_slice remote;  ///< where they are; no shorter
+    bool signaled = true; ///< see `send_options`
+    bool fence = false;   ///< see `send_options`
+    /// The same.
     operator work_request() const noexcept {
         return {
             .kind = work_kind::read, .signaled = signaled, .fence = fence, .local = local, .remote = remote, .to = {}};
     }
 };
 
+/// As `queue_pair::fetch_add`.
 struct fetch_add_request {
-    memory_slice local; ///< 8 bytes, which receive the value before
-    remote_slice remote;
-    std::uint64_t add = 0;
-    bool signaled = true;
-    bool fence = false;
+    memory_slice local;    ///< 8 bytes, which receive the value before
+    remote_slice remote;   ///< 8 bytes, aligned to 8
+    std::uint64_t add = 0; ///< what is added
+    bool signaled = true;  ///< see `send_options`
+    bool fence = false;    ///< see `send_options`
+    /// The same.
     operator work_request() const noexcept {
         return {.kind = work_kind::fetch_add,
                 .signaled = signaled,
@@ -184,13 +208,15 @@ struct fetch_add_request {
     }
 };
 
+/// As `queue_pair::compare_swap`.
 struct compare_swap_request {
-    memory_slice local; ///< 8 bytes, which receive the value before
-    remote_slice remote;
-    std::uint64_t expected = 0;
-    std::uint64_t desired = 0;
-    bool signaled = true;
-    bool fence = false;
+    memory_slice local;         ///< 8 bytes, which receive the value before
+    remote_slice remote;        ///< 8 bytes, aligned to 8
+    std::uint64_t expected = 0; ///< the value that is replaced
+    std::uint64_t desired = 0;  ///< what by
+    bool signaled = true;       ///< see `send_options`
+    bool fence = false;         ///< see `send_options`
+    /// The same.
     operator work_request() const noexcept {
         return {.kind = work_kind::compare_swap,
                 .signaled = signaled,
@@ -214,9 +240,9 @@ struct send_options {
 
 /// What a receive brought.
 struct received {
-    std::uint32_t byte_len = 0; ///< for UD without the 40-byte GRH
-    std::optional<std::uint32_t> immediate{};
-    std::uint32_t source_qp = 0; ///< UD only
+    std::uint32_t byte_len = 0;               ///< for UD without the 40-byte GRH
+    std::optional<std::uint32_t> immediate{}; ///< the peer's, in host order
+    std::uint32_t source_qp = 0;              ///< UD only
 };
 
 /// @cond internal
@@ -381,44 +407,63 @@ class flush_awaiter : public flush_state {
 } // namespace detail
 /// @endcond
 
-// An operation describes what to post; awaiting it posts, from where it is. It may be passed around, copied, kept, and
-// awaited again when it has ended; while it is awaited it must stay, and its queue pair's handle must live. A copy has
-// not been awaited.
-//
-// Completes when   the request's completion was polled; an unsignaled one when it was posted.
-// In flight        any number; beyond the queue's capacity they wait in the order they were awaited.
-// Buffers          the device's from the post to the completion.
-// Errors           the completion's status (category `completion_category()`), the post's errno, `not_connected`,
-//                  `not_attached`, `in_use`, `invalid_argument`, `connection_reset` with the root cause.
-// Cancel safety    a request that waits for capacity is taken out alone; a posted one cannot be recalled: destroying
-//                  its coroutine, or ending it early (with_timeout.hpp), ends the queue pair, after which buffers are
-//                  quiet. An unsignaled send that was posted has ended, and destroying its coroutine recalls nothing:
-//                  `flushed` tells when its buffer is the caller's.
-// Thread           reactor-bound.
-
+/// A send. Gives nothing.
+///
+/// An operation describes what to post; awaiting it posts, from where it is. It may be passed around, copied, kept, and
+/// awaited again when it has ended; while it is awaited it must stay, and its queue pair's handle must live. A copy has
+/// not been awaited.
+///
+/// Completes when   the request's completion was polled; an unsignaled one when it was posted.
+/// In flight        any number; beyond the queue's capacity they wait in the order they were awaited.
+/// Buffers          the device's from the post to the completion.
+/// Errors           the completion's status (category `completion_category()`), the post's errno, `not_connected`,
+///                  `not_attached`, `in_use`, `invalid_argument`, `connection_reset` with the root cause,
+///                  `queue_failed`, `resource`, `wrong_thread`.
+/// Cancel safety    class 1; class 2 while it waits for capacity: it is then taken out alone. A posted one cannot be
+///                  recalled: destroying its coroutine, or ending it early (with_timeout.hpp), ends the queue pair,
+///                  after which buffers are quiet. An unsignaled send that was posted has ended, and destroying its
+///                  coroutine recalls nothing: `flushed` tells when its buffer is the caller's.
+/// Thread           reactor-bound.
 class [[nodiscard]] send_operation : public detail::work_operation<void> {
     using work_operation::work_operation;
 };
+/// A receive. Gives `received`.
+///
+/// @copydetails send_operation
 class [[nodiscard]] recv_operation : public detail::work_operation<received> {
     using work_operation::work_operation;
 };
+/// An RDMA write. Gives nothing.
+///
+/// @copydetails send_operation
 class [[nodiscard]] write_operation : public detail::work_operation<void> {
     using work_operation::work_operation;
 };
+/// An RDMA read. Gives nothing: the bytes are in the local slices.
+///
+/// @copydetails send_operation
 class [[nodiscard]] read_operation : public detail::work_operation<void> {
     using work_operation::work_operation;
 };
-/// Gives the value before.
+/// An atomic addition. Gives the value before.
+///
+/// @copydetails send_operation
 class [[nodiscard]] fetch_add_operation : public detail::work_operation<std::uint64_t> {
     using work_operation::work_operation;
 };
-/// Gives the value before: it was swapped if that equals `expected`.
+/// An atomic exchange. Gives the value before: it was swapped if that equals `expected`.
+///
+/// @copydetails send_operation
 class [[nodiscard]] compare_swap_operation : public detail::work_operation<std::uint64_t> {
     using work_operation::work_operation;
 };
 
-/// N requests of the send queue, posted by one call in this order, of which the last is signaled and awaited. Takes N
-/// places of the queue at once. Fails with the first failure among them.
+/// N requests of the send queue, posted by one call in this order, of which the last is signaled and awaited.
+///
+/// Takes N places of the queue at once. Fails with the first failure among them; a post that the device took in part
+/// ends the queue pair. N above `max_send` is an `invalid_argument`.
+///
+/// @copydetails send_operation
 template <std::size_t N>
     requires(N > 0 && N <= UINT16_MAX)
 class [[nodiscard]] chain_operation : public detail::operation_state {
@@ -452,7 +497,13 @@ class [[nodiscard]] chain_operation : public detail::operation_state {
     std::array<detail::device_request, N - 1> others_;
 };
 
-/// Ends when the buffers of all sends posted before it are the caller's again.
+/// Waits for the unsignaled sends of a queue pair. See `queue_pair::flushed`.
+///
+/// Completes when   the buffers of all sends posted before it are the caller's again; at once if they are.
+/// In flight        any number.
+/// Errors           `connection_reset` with the root cause, also when the queue pair had failed before; `wrong_thread`.
+/// Cancel safety    class 2; the sends go on.
+/// Thread           reactor-bound.
 class [[nodiscard]] flush_operation {
   public:
     using result_type = result<void>;
@@ -468,6 +519,7 @@ struct drain_report {
     std::uint32_t missing = 0; ///< requests, or commands, of which the device never reported the end
 };
 
+/// @copydoc queue_pair::drain
 class [[nodiscard]] drain_operation {
   public:
     using result_type = result<drain_report>;
