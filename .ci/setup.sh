@@ -9,7 +9,7 @@ trap 'rm -f "$log"' EXIT
 build_packages=(g++ meson ninja-build pkg-config libibverbs-dev ibverbs-providers ibverbs-utils liburing-dev catch2
     libfmt-dev libasio-dev)
 vm_packages=(qemu-system-x86 busybox-static cpio kmod xz-utils iproute2 rdma-core make)
-ci_packages=(git ccache clang-19 clang-format-19 libclang-rt-19-dev)
+ci_packages=(git ccache clang-19 clang-format-19 libclang-rt-19-dev doxygen)
 
 say() { printf '\n== %s\n' "$*"; }
 die() {
@@ -21,7 +21,7 @@ die() {
 is_here() {
     local PATH=$PATH:/usr/sbin:/sbin
     case $1 in
-    g++ | meson | pkg-config | cpio | make | git | ccache | clang-format-19 | valgrind) command -v "$1" ;;
+    g++ | meson | pkg-config | cpio | make | git | ccache | clang-format-19 | valgrind | doxygen) command -v "$1" ;;
     ninja-build) command -v ninja ;;
     libibverbs-dev) pkg-config --exists libibverbs ;;
     ibverbs-providers) compgen -G '/usr/lib*/*/libibverbs/librxe-rdmav*.so' || compgen -G '/usr/lib*/libibverbs/librxe-rdmav*.so' ;;

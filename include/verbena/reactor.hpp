@@ -193,7 +193,8 @@ class VERBENA_API reactor {
 
     /// Polls the queue from now on, into `slots`, which must stay until it is detached; several queues may share them.
     /// Errors: `attached`: it belongs to a reactor already; `invalid_argument`: no slots, a queue without a channel
-    /// under a policy that parks, or a channel that another reactor has; `device_removed`.
+    /// under a policy that parks, or a channel that another reactor has; `device_removed`; `wrong_thread`.
+    /// Sources: ibv_poll_cq(3), ibv_req_notify_cq(3), ibv_get_cq_event(3).
     result<void> attach(const completion_queue& queue, std::span<poll_slot> slots, const attach_options& options = {});
     /// Quiesces every queue pair of the queue, whose operations end with `connection_reset`, and lets it go.
     /// Errors: `not_attached`: not to this reactor; `invalid_argument`: an empty queue; `wrong_thread`.
@@ -263,6 +264,7 @@ class VERBENA_API reactor {
     /// The asynchronous events of a context from now on, also if no queue of it is attached, and if other reactors get
     /// them too. What was raised while nobody had a stream or an attached queue comes to the first who has.
     /// Errors: `device_removed`, `invalid_argument` for an empty context, `wrong_thread`.
+    /// Source: ibv_get_async_event(3).
     result<event_stream> events(const context& context);
 
     reactor_stats stats() const noexcept; ///< up to now

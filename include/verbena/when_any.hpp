@@ -110,7 +110,7 @@ class [[nodiscard]] when_any_operation {
 
 /// Begins all of them, in order, and goes on with the first that completes; the others are ended, and what one of them
 /// may have been given meanwhile goes to the next who waits for it. Takes only waits that can be ended without harm to
-/// anything else (class 2): not a send, a receive or a task. For those, spawn a child and take its
+/// anything else (class 2 and class 3): not a send, a receive or a task. For those, spawn a child and take its
 /// `wait()`.
 ///
 ///     auto first = co_await when_any(inbox.next(), shutdown.wait());

@@ -1,6 +1,6 @@
-# What doxygen reads of a public header, line by line, so that its warnings name the lines of the header: the words of
-# conventions.md become links, what is said of an awaitable a list. What it says once for all handles stands with each,
-# and what makes an awaitable work, for the compiler alone, is left out.
+# What doxygen reads of a public header, line by line, so that its warnings name the lines of the header: the words that
+# conventions.md defines become links, what is said of an awaitable a list, errors and sources lines of their own. What
+# is the same of all handles is said of each, and what makes an awaitable work, for the compiler alone, is left out.
 
 function undocumented() { return previous !~ /^ *\/\/\// && $0 !~ /\/\/\/</ }
 
@@ -16,14 +16,17 @@ function link(word, anchor) {
 
 /^class .*_(operation|awaiter)[ >].*[{]$/ { machinery = 1; awaiter = /_awaiter/ }
 machinery && /^};$/ { machinery = 0; if (awaiter) $0 = ""; awaiter = 0 }
-machinery && (awaiter || (!/^class / && !/^  public:$/ && !/ using result_type /)) { $0 = "" }
+machinery && (awaiter || !/^class |^  public:$| using result_type /) { $0 = "" }
 / using result_type / { say("What `co_await` gives.") }
 
 / operator bool\(\) const noexcept/ { say("False: it is empty.") }
-/ friend .*bool operator==\(.*default;$/ { say("Of handles: whether both are of one object; of values: whether all members are equal.") }
+/ friend .*bool operator==\(.*default;$/ {
+    say("Of handles: whether both are of one object; of values: whether all members are equal.")
+}
 / bool operator==\(const [a-z_]+&\) const = default;$/ { say("Whether all members are equal.") }
-/^    [a-z_]+\([a-z_]+&& ?[a-z]*\)/ { say("What was moved from may be assigned to and destroyed, no more.") }
-/^    [a-z_]+& operator=\([a-z_]+&& ?[a-z]*\)/ { say("What was moved from may be assigned to and destroyed, no more.") }
+/^    [a-z_]+(& operator=)?\([a-z_]+&& ?[a-z]*\)/ {
+    say("What was moved from may be assigned to and destroyed, no more.")
+}
 / native_handle\(\) const noexcept;/ { say("The object of rdma-core, which stays this handle's. Null if that is empty.") }
 /^    (verbena::)?context context\(\) const noexcept;/ { say("Empty if this is.") }
 /^    protection_domain domain\(\) const noexcept;/ { say("Empty if this is.") }
@@ -39,6 +42,13 @@ machinery && (awaiter || (!/^class / && !/^  public:$/ && !/ using result_type /
         $0 = substr($0, 1, RLENGTH - 2) ":** " substr($0, RLENGTH + 1)
         sub(/\/\/\/ - /, "/// - **")
     }
+}
+/^ *\/\/\/ / && $0 !~ /\*\*/ {
+    start = previous ~ /^ *\/\/\// ? "<br>" : ""
+    sub(/\/\/\/ Errors: /, "/// " start "**Errors:** ") || sub(/ Errors: /, " <br>**Errors:** ")
+    sub(/\/\/\/ Source: /, "/// " start "**Source:** ") || sub(/ Source: /, " <br>**Source:** ")
+    sub(/\/\/\/ Sources: /, "/// " start "**Sources:** ") || sub(/ Sources: /, " <br>**Sources:** ")
+    sub(/ Source:$/, " <br>**Source:**")
 }
 /^ *\/\/\/|\/\/\/< / && !/^ *\/\/\/     / {
     link("[Rr]eactor-bound", "reactor_bound")
