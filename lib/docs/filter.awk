@@ -17,6 +17,12 @@ function link(word, anchor) {
 /^class .*_(operation|awaiter)[ >].*[{]$/ { machinery = 1; awaiter = /_awaiter/ }
 machinery && /^};$/ { machinery = 0; if (awaiter) $0 = ""; awaiter = 0 }
 machinery && (awaiter || !/^class |^  public:$| using result_type /) { $0 = "" }
+
+# Doxygen 1.9.8 takes what follows in another namespace of the file for private, too.
+/^  (private|protected):$/ { hidden = 1 }
+/^};$|^  public:$/ { hidden = 0 }
+hidden { $0 = "" }
+
 / using result_type / { say("What `co_await` gives.") }
 
 / operator bool\(\) const noexcept/ { say("False: it is empty.") }
