@@ -33,7 +33,7 @@ hidden { $0 = "" }
 /^    [a-z_]+(& operator=)?\([a-z_]+&& ?[a-z]*\)/ {
     say("What was moved from may be assigned to and destroyed, no more.")
 }
-/ native_handle\(\) const noexcept;/ { say("The object of rdma-core, which stays this handle's. Null if that is empty.") }
+/ native_handle\(\) const noexcept;/ { say("The object of rdma-core, still this handle's; null if that is empty.") }
 /^    (verbena::)?context context\(\) const noexcept;/ { say("Empty if this is.") }
 /^    protection_domain domain\(\) const noexcept;/ { say("Empty if this is.") }
 

@@ -92,7 +92,7 @@ struct ledger {
     std::uint64_t purged = 0;       ///< by RESET or destruction, before there was an entry
     std::uint64_t dropped = 0;      ///< their entry met a full queue, or one that had overrun before
     std::uint64_t outstanding = 0;  ///< held completions count here
-    std::uint64_t polled = 0;       ///< entries that ibv_poll_cq gave
+    std::uint64_t polled = 0;       ///< entries that ibv_poll_cq took
     std::uint64_t removed = 0;      ///< entries purged, unpolled, by RESET or the destruction of a queue
     std::uint64_t unpolled = 0;     ///< entries in completion queues now
     std::uint64_t consumed = 0;     ///< of `polled`: by polls that failed, so that the program never saw them
@@ -180,8 +180,8 @@ class control {
     VERBENA_SIM_API std::optional<std::chrono::nanoseconds> next() const;
     /// Moves the manual clock to the device's next action and lets it happen. False: there is none.
     VERBENA_SIM_API bool step();
-    VERBENA_SIM_API void
-    advance(std::chrono::nanoseconds by); ///< moves the manual clock, and all that falls due happens
+    /// Moves the manual clock, and all that falls due happens.
+    VERBENA_SIM_API void advance(std::chrono::nanoseconds by);
 
     /// How many verbs have been called so far. Posts, polls, arms and the taking of events count once something above
     /// has been asked for, until `reset`; acks do not count.
