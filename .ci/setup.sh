@@ -21,7 +21,7 @@ die() {
 is_here() {
     local PATH=$PATH:/usr/sbin:/sbin
     case $1 in
-    g++ | meson | pkg-config | cpio | make | git | ccache | clang-format-19 | valgrind | doxygen) command -v "$1" ;;
+    g++ | meson | pkg-config | cmake | cpio | make | git | ccache | clang-format-19 | valgrind | doxygen) command -v "$1" ;;
     ninja-build) command -v ninja ;;
     libibverbs-dev) pkg-config --exists libibverbs ;;
     ibverbs-providers) compgen -G '/usr/lib*/*/libibverbs/librxe-rdmav*.so' || compgen -G '/usr/lib*/libibverbs/librxe-rdmav*.so' ;;
