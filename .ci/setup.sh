@@ -6,8 +6,8 @@ jobs=$(nproc)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-build_packages=(g++ meson ninja-build pkg-config libibverbs-dev ibverbs-providers ibverbs-utils liburing-dev catch2
-    libfmt-dev libasio-dev)
+build_packages=(g++ meson ninja-build pkg-config libibverbs-dev librdmacm-dev ibverbs-providers ibverbs-utils
+    liburing-dev catch2 libfmt-dev libasio-dev)
 vm_packages=(qemu-system-x86 busybox-static cpio kmod xz-utils iproute2 rdma-core make)
 ci_packages=(git ccache clang-19 clang-format-19 libclang-rt-19-dev doxygen)
 
@@ -24,6 +24,7 @@ is_here() {
     g++ | meson | pkg-config | cmake | cpio | make | git | ccache | clang-format-19 | valgrind | doxygen) command -v "$1" ;;
     ninja-build) command -v ninja ;;
     libibverbs-dev) pkg-config --exists libibverbs ;;
+    librdmacm-dev) pkg-config --exists librdmacm ;;
     ibverbs-providers) compgen -G '/usr/lib*/*/libibverbs/librxe-rdmav*.so' || compgen -G '/usr/lib*/libibverbs/librxe-rdmav*.so' ;;
     ibverbs-utils) command -v ibv_devinfo ;;
     liburing-dev) pkg-config --exists 'liburing >= 2.3' ;;

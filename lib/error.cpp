@@ -33,6 +33,8 @@ const char* describe(errc condition) noexcept {
     case errc::queue_failed: return "the completion queue failed";
     case errc::not_found: return "not found";
     case errc::peer_lost: return "the peer gave no sign of life";
+    case errc::connection_refused: return "the connection was refused";
+    case errc::disconnected: return "the connection was ended";
     }
     return "unknown";
 }
@@ -52,7 +54,8 @@ errc from_errno(int value) noexcept {
     case EOPNOTSUPP:
     case ENOSYS:
     case EPROTONOSUPPORT: return errc::unsupported;
-    case EBUSY: return errc::in_use;
+    case EBUSY:
+    case EADDRINUSE: return errc::in_use;
     case EACCES:
     case EPERM: return errc::access_denied;
     case ETIMEDOUT: return errc::timed_out;
@@ -60,7 +63,9 @@ errc from_errno(int value) noexcept {
     case ENETUNREACH: return errc::peer_unreachable;
     case EIO:
     case ENODEV: return errc::device_removed;
-    case ENOENT: return errc::not_found;
+    case ENOENT:
+    case EADDRNOTAVAIL: return errc::not_found;
+    case ECONNREFUSED: return errc::connection_refused;
     default: return errc{};
     }
 }

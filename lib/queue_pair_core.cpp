@@ -91,6 +91,7 @@ result<void> queue_pair_core::destroy_native() noexcept {
 void queue_pair_core::destroy() noexcept {
     if (std::exchange(destroyed_, true)) return;
     if (receiver_ != nullptr) std::exchange(receiver_, nullptr)->queue_gone();
+    if (user_ != nullptr) std::exchange(user_, nullptr)->queue_pair_gone();
     if (process_.forked()) return; // with its room: another thread may have held the mutex of a completion queue
     if (native_ != nullptr) {
         // One that was reset is only lost: the device has let go of its buffers.

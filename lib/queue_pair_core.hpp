@@ -27,6 +27,15 @@ struct pair_link : list_node {
     queue_pair_core* pair;
 };
 
+/// Who works on a queue pair of which nothing need be outstanding.
+class queue_pair_user {
+  public:
+    virtual void queue_pair_gone() noexcept = 0;
+
+  protected:
+    ~queue_pair_user() = default;
+};
+
 /// What does not change after the creation of a queue pair.
 struct queue_pair_setup {
     std::shared_ptr<protection_domain_state> domain;
@@ -63,7 +72,11 @@ class queue_pair_core {
     reactor_core* reactor() const noexcept { return reactor_; }
     void set_local(const verbena::endpoint& local) noexcept { setup_.local = local; }
     void set_connected() noexcept { connected_ = true; }
+    bool connected() const noexcept { return connected_; }
     bool failed() const noexcept { return failed_; }
+    /// Told when it is closed or destroyed; null: nobody.
+    queue_pair_user* user() const noexcept { return user_; }
+    void set_user(queue_pair_user* user) noexcept { user_ = user; }
     /// Whether a verb may be called on it: not `closed`, and of this process.
     result<void> usable(const char* verb) const {
         if (native_ == nullptr) return error(errc::closed, verb);
@@ -184,6 +197,7 @@ class queue_pair_core {
     list<flush_state> flushes_;
     list<drain_state> drains_;
     receiver_core* receiver_ = nullptr;
+    queue_pair_user* user_ = nullptr;
 
   public:
     pair_link in_reactor{*this};

@@ -333,6 +333,15 @@ queue_pair_core* reactor_core::find_pair(std::uint32_t qp_num) noexcept {
     return found;
 }
 
+queue_pair_core* reactor_core::find_pair(const void* identity) noexcept {
+    queue_pair_core* found = nullptr;
+    pairs.for_each([&](pair_link& link) {
+        const ibv_qp* native = link.pair->native();
+        if (native != nullptr && native->qp_context == identity) found = link.pair;
+    });
+    return found;
+}
+
 void reactor_core::queue_failed(completion_queue_state& queue, errc cause) noexcept {
     pairs.for_each([&](pair_link& link) {
         if (link.pair->uses(queue)) link.pair->lose_queue(make_code(cause));

@@ -99,6 +99,8 @@ class reactor_core {
     /// Posts what the batched queue pairs have gathered.
     void flush_batches() noexcept;
     queue_pair_core* find_pair(std::uint32_t qp_num) noexcept;
+    /// By what `fresh_identity` gave it.
+    queue_pair_core* find_pair(const void* identity) noexcept;
     /// The queue cannot be polled any more: everything on it ends, after the batch.
     void queue_failed(completion_queue_state& queue, errc cause) noexcept;
 

@@ -17,13 +17,13 @@ enum class errc {
     unsupported,          ///< this device, kernel or build cannot: EOPNOTSUPP, ENOSYS
     attached,             ///< the completion queue or command channel belongs to a reactor already
     not_attached,         ///< the completion queue or command channel belongs to no reactor, or its reactor is gone
-    in_use,               ///< another user holds it: EBUSY, capacity reserved by queue pairs, hand posts beside awaits
+    in_use,               ///< another user holds it: EBUSY, EADDRINUSE, reserved capacity, hand posts beside awaits
     not_connected,        ///< the queue pair is not ready for this: RESET or INIT for a send
     closed,               ///< the object was closed or destroyed under the operation
     connection_reset,     ///< the queue pair failed; `error::root_cause()` names the first failure
     message_too_long,     ///< a message did not fit its receive buffer: IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR
     access_denied,        ///< key, bounds, rights or domain: IBV_WC_LOC_PROT_ERR, IBV_WC_REM_ACCESS_ERR, EACCES, EPERM
-    peer_unreachable,     ///< no answer within the retries: IBV_WC_RETRY_EXC_ERR
+    peer_unreachable,     ///< no answer within the retries: IBV_WC_RETRY_EXC_ERR, EHOSTUNREACH
     receiver_not_ready,   ///< the peer posted no receive in time: IBV_WC_RNR_RETRY_EXC_ERR
     timed_out,            ///< a deadline passed
     stopped,              ///< a stop was requested
@@ -32,6 +32,8 @@ enum class errc {
     queue_failed,         ///< the completion queue cannot be polled any more
     not_found,            ///< no such device, port or address
     peer_lost,            ///< the peer gave no sign of life: `queue_pair_options::keepalive`
+    connection_refused,   ///< the peer rejected the connection, or nobody listens there: ECONNREFUSED
+    disconnected,         ///< the connection was ended, by the peer or by this side
 };
 
 /// "verbena": the category of `make_code` and of `errc` as conditions. Thread-safe.
@@ -60,7 +62,8 @@ class VERBENA_API error {
     std::error_code code() const noexcept { return code_; }
     /// The verb or function that failed, a string literal: "ibv_create_cq".
     const char* verb() const noexcept { return verb_; }
-    /// `ibv_wc.vendor_err` of a failed completion, the syndrome of a DEVX command that the firmware refused, else 0.
+    /// `ibv_wc.vendor_err` of a failed completion, the syndrome of a DEVX command that the firmware refused, the reason
+    /// of a rejected connection, else 0.
     std::uint32_t vendor_error() const noexcept { return vendor_error_; }
     /// The queue pair a failed completion belongs to, else 0.
     std::uint32_t qp_num() const noexcept { return qp_num_; }

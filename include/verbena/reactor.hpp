@@ -21,6 +21,7 @@ namespace verbena {
 namespace detail {
 class reactor_core;
 }
+class connection_manager;
 namespace mlx5 {
 class command_channel;
 class event_channel;
@@ -207,6 +208,9 @@ class VERBENA_API reactor {
     /// Watches for the channel's events from now on, until it is destroyed. Errors as above
     /// (`mlx5/event_channel.hpp`).
     result<void> attach(const mlx5::event_channel& channel);
+    /// Hears of the manager's connections from now on, until it is destroyed. `attached`, `invalid_argument`, `closed`
+    /// as above; `not_attached`: the reactor it had is gone (`cm/connection_manager.hpp`, for builds with librdmacm).
+    result<void> attach(const connection_manager& manager);
 
     /// Runs until the task has ended, and gives what it gave or throws what it threw. Throws `std::system_error`:
     /// without a wait backend; `wrong_thread`; `stopped` if `stop` came first, which destroys the task. What a foreign
