@@ -4,6 +4,9 @@
 /// How the library's types print with fmt. Including this header is what makes a program need fmt.
 
 #include <verbena/async_event.hpp>
+#if __has_include(<verbena/cm/socket_address.hpp>) // of builds with librdmacm
+#include <verbena/cm/socket_address.hpp>
+#endif
 #include <verbena/error.hpp>
 #include <verbena/log.hpp>
 #include <verbena/reactor.hpp>
@@ -244,6 +247,15 @@ struct fmt::formatter<verbena::access_flags> : verbena::detail::plain_formatter 
         return out;
     }
 };
+
+#if __has_include(<verbena/cm/socket_address.hpp>)
+template <>
+struct fmt::formatter<verbena::socket_address> : verbena::detail::plain_formatter {
+    auto format(const verbena::socket_address& address, fmt::format_context& context) const {
+        return fmt::format_to(context.out(), "{}", address.to_string());
+    }
+};
+#endif
 
 template <>
 struct fmt::formatter<verbena::memory_slice> : verbena::detail::plain_formatter {

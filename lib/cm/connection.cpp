@@ -38,10 +38,10 @@ result<void> check_length(const char* verb, std::span<const std::byte> data, std
         .with_note(fmt::format("private data of {} bytes, of which {} can be", data.size(), most));
 }
 
-result<void> ask(const char* verb, int answer) {
-    auto checked = check_minus_one(verb, [answer] { return answer; });
-    if (!checked) return std::move(checked).error();
-    return {};
+/// The arguments are right, so what EINVAL means is that the peer has ended the handshake.
+result<void> by_peer(result<void> asked) {
+    if (asked || !is(asked.error(), EINVAL)) return asked;
+    return error(errc::connection_refused, asked.error().verb()).with_note("the peer has given up");
 }
 
 /// What an event says of a failure: a negative errno, if anything.
@@ -124,7 +124,7 @@ result<void> connection_core::resolve(const socket_address& to) {
     if (!to) return error(errc::invalid_argument, verb).with_note("no address");
     if (auto opened = open(); !opened) return opened;
     peer_ = to;
-    auto asked = ask(verb, rdma_resolve_addr(native_, nullptr, const_cast<sockaddr*>(peer_.native()), resolve_ms));
+    auto asked = ask(verb, rdma_resolve_addr, native_, nullptr, const_cast<sockaddr*>(peer_.native()), resolve_ms);
     if (!asked) fail(failure_of(verb, -asked.error().code().value()));
     return asked ? asked : why_;
 }
@@ -177,12 +177,14 @@ result<void> connection_core::begin(bool accepts, queue_pair_core* pair, std::sp
     param.srq = pair->setup().srq ? 1 : 0;
     param.qp_num = pair->setup().local.qp_num;
     if (accepts) {
-        if (auto ready = ready_pair(*pair); !ready) return ready;
-        if (auto accepted = ask("rdma_accept", rdma_accept(native_, &param)); !accepted) {
+        auto accepted = ready_pair(*pair);
+        if (!accepted && accepted.error() != errc::connection_refused) return accepted; // it can be rejected
+        if (accepted) accepted = by_peer(ask("rdma_accept", rdma_accept, native_, &param));
+        if (!accepted) {
             fail(accepted.error());
             return accepted;
         }
-    } else if (auto asked = ask("rdma_connect", rdma_connect(native_, &param)); !asked) {
+    } else if (auto asked = ask("rdma_connect", rdma_connect, native_, &param); !asked) {
         return asked;
     }
     pair_ = pair;
@@ -204,7 +206,7 @@ result<void> connection_core::reject(std::span<const std::byte> private_data) {
         return error(errc::invalid_argument, reject_verb).with_note("it is no request that waits for an answer");
     if (auto fits = check_length(reject_verb, private_data, reject_bytes); !fits) return fits;
     auto rejected =
-        ask("rdma_reject", rdma_reject(native_, private_data.data(), static_cast<std::uint8_t>(private_data.size())));
+        ask("rdma_reject", rdma_reject, native_, private_data.data(), static_cast<std::uint8_t>(private_data.size()));
     ++manager_->counters.rejected;
     finish(phase::failed, error(errc::closed, reject_verb).with_note("it was rejected"));
     return rejected;
@@ -217,7 +219,7 @@ result<void> connection_core::leave(bool asks) {
     if (phase_ == phase::ended) return {};
     if (phase_ != phase::established) return error(errc::not_connected, verb);
     if (!asks || asked_) return {};
-    auto disconnected = ask("rdma_disconnect", rdma_disconnect(native_));
+    auto disconnected = ask("rdma_disconnect", rdma_disconnect, native_);
     asked_ = disconnected.has_value();
     return disconnected;
 }
@@ -238,7 +240,7 @@ result<void> connection_core::move_to(const std::shared_ptr<connection_manager_c
     result<void> moved;
     {
         const std::lock_guard lock(other->mutex);
-        moved = other->life() ? ask("rdma_migrate_id", rdma_migrate_id(native_, other->native()))
+        moved = other->life() ? ask("rdma_migrate_id", rdma_migrate_id, native_, other->native())
                               : error(other->life().error().code(), move_verb);
         if (moved) {
             manager_ = other;
@@ -258,7 +260,7 @@ result<void> connection_core::move_pair(const queue_pair_core& pair, ibv_qp_stat
     ibv_qp_attr attr{};
     attr.qp_state = state;
     int mask = 0;
-    if (auto asked = ask("rdma_init_qp_attr", rdma_init_qp_attr(native_, &attr, &mask)); !asked) return asked;
+    if (auto asked = by_peer(ask("rdma_init_qp_attr", rdma_init_qp_attr, native_, &attr, &mask)); !asked) return asked;
     mask &= attributes_of_verbs & ~IBV_QP_ACCESS_FLAGS; // which are the user's
     const ibv_device_attr& limits = pair.setup().domain->context->attributes;
     attr.max_dest_rd_atomic = static_cast<std::uint8_t>(std::min<int>(attr.max_dest_rd_atomic, limits.max_qp_rd_atom));
@@ -308,7 +310,7 @@ void connection_core::heard(const rdma_cm_event& event) noexcept {
     case RDMA_CM_EVENT_ADDR_RESOLVED:
         if (phase_ != phase::address) return;
         if (native_->verbs == nullptr) return fail(failure_of("rdma_resolve_addr", -ENODEV));
-        step(ask("rdma_resolve_route", rdma_resolve_route(native_, resolve_ms)), phase::route);
+        step(ask("rdma_resolve_route", rdma_resolve_route, native_, resolve_ms), phase::route);
         return;
     case RDMA_CM_EVENT_ADDR_ERROR: return fail(failure_of("rdma_resolve_addr", event.status));
     case RDMA_CM_EVENT_ROUTE_RESOLVED:
@@ -321,7 +323,7 @@ void connection_core::heard(const rdma_cm_event& event) noexcept {
         if (phase_ != phase::connecting) return;
         note_data(event);
         auto ready = ready_pair(*pair_);
-        if (ready) ready = ask("rdma_establish", rdma_establish(native_));
+        if (ready) ready = ask("rdma_establish", rdma_establish, native_);
         if (ready) return establish();
         rdma_reject(native_, nullptr, 0); // as far as the peer can still be told
         return fail(ready.error());

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <cerrno>
 #include <utility>
 
 namespace verbena {
@@ -52,10 +52,12 @@ listener_core::listener_core(std::shared_ptr<connection_manager_core> manager, s
 
 result<void> listener_core::listen(const socket_address& at) {
     if (auto opened = open(); !opened) return opened;
-    auto made =
-        check_minus_one("rdma_bind_addr", [&] { return rdma_bind_addr(native_, const_cast<sockaddr*>(at.native())); });
-    if (made) made = check_minus_one("rdma_listen", [&] { return rdma_listen(native_, static_cast<int>(backlog_)); });
+    auto made = ask("rdma_bind_addr", rdma_bind_addr, native_, const_cast<sockaddr*>(at.native()));
+    // What the kernel has no room for is lost without an answer, so it gets as much as there is.
+    if (made) made = ask("rdma_listen", rdma_listen, native_, 0);
     if (!made) return local_address_error(made.error());
+    if (native_->verbs == nullptr && !at.is_wildcard()) // the loopback
+        return local_address_error({system_code(ENODEV), "rdma_bind_addr"});
     local_ = socket_address(*rdma_get_local_addr(native_));
     return {};
 }

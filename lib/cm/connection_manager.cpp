@@ -69,9 +69,8 @@ void resolve_wait::cancel(errc cause, list<ready_node>& woken) noexcept {
 identifier::identifier(std::shared_ptr<connection_manager_core> manager) noexcept : manager_(std::move(manager)) {}
 
 result<void> identifier::open() {
-    auto made = check_minus_one("rdma_create_id",
-                                [&] { return rdma_create_id(manager_->native(), &native_, this, RDMA_PS_TCP); });
-    if (!made) return std::move(made).error();
+    auto made = ask("rdma_create_id", rdma_create_id, manager_->native(), &native_, this, RDMA_PS_TCP);
+    if (!made) return made;
     const std::lock_guard lock(manager_->mutex);
     manager_->identifiers.push_back(*this);
     return {};
@@ -92,7 +91,7 @@ void identifier::destroy() noexcept {
         unlink();
     }
     // Cannot wait for acks: none is owed.
-    const auto destroyed = check_minus_one("rdma_destroy_id", [&] { return rdma_destroy_id(native); });
+    const auto destroyed = ask("rdma_destroy_id", rdma_destroy_id, native);
     if (!destroyed) log(log_level::error, destroyed.error().message());
 }
 

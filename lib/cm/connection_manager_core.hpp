@@ -19,6 +19,14 @@ class reactor_core;
 
 inline bool is(const error& e, int value) noexcept { return e.code() == system_code(value); }
 inline error empty_handle(const char* verb) { return error(errc::invalid_argument, verb).with_note("an empty handle"); }
+/// Of the library, which answers -1 and `errno`.
+template <class... Arguments, class... Given>
+result<void> ask(const char* verb, int (*call)(Arguments...), Given... given) {
+    auto answer = check_minus_one(verb, [&] { return call(given...); });
+    if (!answer) return std::move(answer).error();
+    return {};
+}
+
 /// Of an address here that no RDMA device has.
 error local_address_error(const error& e);
 

@@ -37,6 +37,11 @@ result<socket_address> socket_address::parse(std::string_view host, std::uint16_
     return address;
 }
 
+bool socket_address::is_wildcard() const noexcept {
+    return any_.sa_family == AF_INET ? v4_.sin_addr.s_addr == INADDR_ANY
+                                     : any_.sa_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&v6_.sin6_addr);
+}
+
 std::string socket_address::to_string() const {
     std::array<char, INET6_ADDRSTRLEN> text{};
     switch (any_.sa_family) {

@@ -69,9 +69,9 @@ class disconnect_wait : public cancellable_wait {
 ///                  was not resolved by this side; `in_use`: a handshake goes on, or the queue pair is connected;
 ///                  `closed`: the queue pair, the connection or the manager was destroyed; `device_removed`;
 ///                  `not_attached`; `wrong_thread`; what ibv_modify_qp says.
-/// Cancel safety    class 2, for the program: nothing was posted. A handshake whose wait is ended or destroyed is
-///                  abandoned, the peer is told, and the connection can only be destroyed; the queue pair as well, which
-///                  may be half connected.
+/// Cancel safety    class 2: nothing was posted. A handshake whose wait is ended or destroyed is abandoned, and the peer
+///                  told. As after any failure but those of the arguments, the connection can only be destroyed, and so
+///                  can the queue pair, which may be half connected.
 /// Thread           reactor-bound.
 ///
 ///     auto up = co_await with_timeout(peer.connect(qp, {.private_data = hello}), std::chrono::seconds{5});
@@ -145,9 +145,9 @@ using disconnected_operation = disconnect_operation;
 /// `connection_listener::next` one to accept or reject. It makes a queue pair of the user's ready and tells of its end;
 /// what is sent goes over the queue pair alone. InfiniBand and RoCE.
 ///
-/// Move-only, keeps what it needs of its manager. Reactor-bound: belongs to its manager's reactor. Destroying it ends its
-/// waits with `closed`, rejects a request that was not answered, and disconnects without waiting for the peer; the queue
-/// pair is left as it is.
+/// Move-only, keeps what it needs of its manager. Reactor-bound, to its manager's reactor. Destroying it ends its waits
+/// with `closed`, rejects a request that was not answered, and disconnects without waiting for the peer; the queue pair
+/// is left as it is.
 /// Source: rdma_connect(3), rdma_accept(3), rdma_reject(3), rdma_disconnect(3), rdma_migrate_id(3),
 /// rdma_init_qp_attr(3).
 class VERBENA_API connection {
@@ -175,9 +175,9 @@ class VERBENA_API connection {
     disconnect_operation disconnect() const noexcept { return {core_.get(), true}; }
     disconnected_operation disconnected() const noexcept { return {core_.get(), false}; }
 
-    /// Gives it to another manager, and so to the thread of that one's reactor, which alone may use it afterwards. Called
-    /// on the thread it has belonged to; the other manager may be on any, and must live. To be done before its queue
-    /// pair is connected: one that is awaited on the old reactor is not told of the end.
+    /// Gives it to another manager, and so to the thread of that one's reactor, which alone may use it afterwards.
+    /// Called on the thread it has belonged to; the other manager may be on any, and must live. To be done before its
+    /// queue pair is connected: one that is awaited on the old reactor is not told of the end.
     /// Errors: `in_use`: somebody waits for it; `invalid_argument`: an empty one; `closed`; `wrong_thread`;
     /// `not_attached`: one of the reactors is gone; why the connection failed or has ended.
     result<void> move_to(const connection_manager& other) const;

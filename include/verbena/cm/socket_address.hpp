@@ -24,6 +24,8 @@ class VERBENA_API socket_address {
 
     /// Of IPv4 or IPv6.
     explicit operator bool() const noexcept { return size() != 0; }
+    /// 0.0.0.0 or ::.
+    bool is_wildcard() const noexcept;
     std::uint16_t port() const noexcept { return ntohs(v4_.sin_port); } // at one place in both
     const sockaddr* native() const noexcept { return &any_; }
     socklen_t size() const noexcept {
