@@ -69,9 +69,9 @@ class disconnect_wait : public cancellable_wait {
 ///                  was not resolved by this side; `in_use`: a handshake goes on, or the queue pair is connected;
 ///                  `closed`: the queue pair, the connection or the manager was destroyed; `device_removed`;
 ///                  `not_attached`; `wrong_thread`; what ibv_modify_qp says.
-/// Cancel safety    class 2: nothing was posted. A handshake whose wait is ended or destroyed is abandoned, and the peer
-///                  told. As after any failure but those of the arguments, the connection can only be destroyed, and so
-///                  can the queue pair, which may be half connected.
+/// Cancel safety    class 2: nothing was posted. A handshake whose wait is ended or destroyed is abandoned, and the
+///                  peer told. As after any failure but those of the arguments, the connection can only be destroyed,
+///                  and so can the queue pair, which may be half connected.
 /// Thread           reactor-bound.
 ///
 ///     auto up = co_await with_timeout(peer.connect(qp, {.private_data = hello}), std::chrono::seconds{5});
