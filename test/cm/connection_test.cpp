@@ -52,6 +52,14 @@ TEST_CASE("a connection is made with private data both ways, and its queue pairs
     CHECK(r.manager->stats().established == 2);
     CHECK(r.manager->stats().requests == 1);
 
+    auto shared =
+        vb::memory_region::allocate(r.domain, 64, vb::access_flags::local_write | vb::access_flags::remote_write)
+            .value();
+    r.reactor().run([](vb::queue_pair& qp, vb::memory_slice from, vb::remote_slice to) -> vb::task<> {
+        auto written = co_await qp.write(from, to); // the rights that the queue pair was made with
+        written.value();
+    }(j.client_pair, shared.slice(0, 32), shared.remote(32, 32)));
+
     auto there = inbox_of(j.server_pair), here = inbox_of(j.client_pair);
     auto memory = vb::memory_region::allocate(r.domain, 64).value();
     support::running_task<void> echoes(echo(j.server_pair, there));

@@ -98,10 +98,13 @@ TEST_CASE("a handshake whose wait is stopped is over on both sides, as is one wh
             CHECK(r.reactor().run(connect(client, pair, {})).error() == vb::errc::stopped);
             CHECK_FALSE(r.reactor().run(accept(server, other, {})).has_value());
         }
-        { // of the server
-            asking a(r);
-            auto server = r.reactor().run(next(a.door)).value();
-            auto pair = r.pair();
+        { // of the server, whose client does not look
+            rig there;
+            auto door = r.listen();
+            auto pair = r.pair(), there_pair = there.pair();
+            auto client = there.reactor().run(resolve(*there.manager, door.local_address())).value();
+            running<void> connects(connect(client, there_pair, {}));
+            auto server = r.reactor().run(next(door)).value();
             std::stop_source second;
             std::optional<running<void>> accepts(std::in_place, accept_until(server, pair, second.get_token()));
             if (destroyed) {
@@ -111,8 +114,8 @@ TEST_CASE("a handshake whose wait is stopped is over on both sides, as is one wh
                 CHECK(r.finish(*accepts).error() == vb::errc::stopped);
             }
             CHECK(r.reactor().run(accept(server, pair, {})).error() == vb::errc::stopped);
-            // The client may have been told yes before it was told no.
-            if (r.finish(*a.connects).has_value()) r.reactor().run(disconnected(a.client)).value();
+            // It may have been told yes before it was told no.
+            if (there.finish(connects).has_value()) there.reactor().run(disconnected(client)).value();
         }
         joined again(r);
     }
