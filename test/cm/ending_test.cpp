@@ -35,6 +35,13 @@ vb::task<vb::result<void>> connect_until(const vb::connection& c, vb::queue_pair
     co_return co_await vb::with_stop(c.connect(qp), std::move(stop));
 }
 
+vb::task<vb::result<vb::connection>> next_then_destroy(const vb::connection_listener& door,
+                                                       std::optional<running<vb::connection>>& other) {
+    auto got = co_await door.next();
+    other.reset();
+    co_return got;
+}
+
 /// A client that has asked, and whose request nobody has taken.
 struct asking {
     explicit asking(rig& of)
@@ -125,15 +132,19 @@ TEST_CASE("a request that woke a wait which is then destroyed goes to the next o
     NEEDS_CONNECTIONS();
     rig r;
     auto door = r.listen();
-    std::optional<running<vb::connection>> first(std::in_place, next(door));
-    running<vb::connection> second(next(door));
-    auto pair = r.pair();
+    std::optional<running<vb::connection>> second;
+    // Both are woken by one batch, and the first destroys the second before that has run.
+    running<vb::connection> first(next_then_destroy(door, second));
+    second.emplace(next(door));
+    running<vb::connection> third(next(door));
+    auto pair = r.pair(), other_pair = r.pair();
     auto client = r.reactor().run(resolve(*r.manager, door.local_address())).value();
-    running<void> connects(connect(client, pair, {}));
-    first.reset();
-    auto server = r.finish(second).value();
-    server.reject().value();
+    auto other_client = r.reactor().run(resolve(*r.manager, door.local_address())).value();
+    running<void> connects(connect(client, pair, {})), other_connects(connect(other_client, other_pair, {}));
+    r.finish(first).value().reject().value();
+    r.finish(third).value().reject().value();
     CHECK(r.finish(connects).error() == vb::errc::connection_refused);
+    CHECK(r.finish(other_connects).error() == vb::errc::connection_refused);
 }
 
 TEST_CASE("a queue pair that is closed in the middle of its handshake ends it") {
