@@ -11,8 +11,8 @@
 namespace kv {
 
 struct client_options {
-    std::uint32_t window = 8;                 ///< requests outstanding, at most 255; fewer if the server wants fewer
-    std::chrono::milliseconds deadline{5000}; ///< of each request, and of the connection
+    std::uint32_t window = 8;                   ///< requests outstanding, at most 255; fewer if the server wants fewer
+    std::chrono::milliseconds deadline{10'000}; ///< of each request, and of the connection
 };
 
 /// What a request gave: `size` bytes of a value, if `state` is ok.

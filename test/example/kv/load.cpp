@@ -128,7 +128,7 @@ std::string load_report::text() const {
 
 vb::task<load_report> run_load(vb::reactor& reactor, const vb::completion_queue& queue,
                                const vb::protection_domain& domain, const load_options& options, unsigned first) {
-    const auto way = make_transport(options.transport, reactor, domain.context()).value();
+    const auto way = make_transport(options.transport, reactor).value();
     load all{domain, queue, *way, options};
     vb::scope clients;
     for (unsigned i = 0; i < options.clients; ++i) clients.spawn(run_client(all, first + i));

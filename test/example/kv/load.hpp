@@ -7,7 +7,7 @@
 namespace kv {
 
 struct load_options {
-    address server;
+    address server{};
     transport_kind transport = transport_kind::tcp;
     unsigned clients = 1;
     std::uint64_t requests = 1000; ///< of each client

@@ -87,7 +87,7 @@ class server_thread {
         queue_ = vb::completion_queue::create(s.device, 1024, {.channel = channel}).value();
         reactor_.attach(queue_, slots_).value();
         pool_ = vb::buffer_pool::create(s.domain, s.options.replies, message_bytes).value();
-        transport_ = make_transport(s.options.transport, reactor_, s.device).value();
+        transport_ = make_transport(s.options.transport, reactor_).value();
     }
 
     metrics run(const server::beside& more, unsigned index) {
@@ -96,9 +96,12 @@ class server_thread {
         metrics_.rescued = metrics_.reactors.back().rescued;
         return metrics_;
     }
-    /// Thread-safe, as the next.
-    void take(std::shared_ptr<peer> client) {
+    /// Called by the listener's thread, as the next.
+    vb::result<void> take(std::shared_ptr<peer> client) {
+        if (auto moved = client->move_to(*transport_); !moved) return moved;
+        ++shared_.handshakes;
         reactor_.post([this, client] { greetings_.spawn(greet(client)); });
+        return {};
     }
     void shut_down() {
         reactor_.post([this] { closing_.set(); });
@@ -164,7 +167,6 @@ vb::task<> server_thread::drain() {
 
 vb::result<server_thread::connection_pointer> server_thread::make_connection(std::shared_ptr<peer> client) {
     const server_options& options = shared_.options;
-    if (auto moved = client->move_to(*transport_); !moved) return std::move(moved).error();
     auto qp = vb::queue_pair::create(shared_.domain, {.send_cq = queue_,
                                                       .recv_cq = queue_,
                                                       .max_send = options.credits + 1, // and the goodbye
@@ -285,8 +287,7 @@ void server_thread::say_goodbye(connection& c) {
 }
 
 server::server(const vb::context& device, const server_options& options, std::function<void(const std::string&)> log)
-    : shared_(device, options, std::move(log)),
-      transport_(make_transport(options.transport, reactor_, device).value()) {
+    : shared_(device, options, std::move(log)), transport_(make_transport(options.transport, reactor_).value()) {
     for (unsigned i = 0; i < options.threads; ++i) threads_.push_back(std::make_unique<server_thread>(shared_));
     transport_->listen(options.listen).value();
 }
@@ -333,8 +334,11 @@ vb::task<> server::accept() {
             shared_.log.once("refused", "too many connections have not made their first request yet");
             continue;
         }
-        ++shared_.handshakes;
-        threads_[next++ % threads_.size()]->take(*std::move(arrived));
+        const auto taken = threads_[next++ % threads_.size()]->take(*std::move(arrived));
+        if (!taken) {
+            ++metrics_.failed_handshakes;
+            shared_.log.once("failed handshake", taken.error().message());
+        }
     }
 }
 

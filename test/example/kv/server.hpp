@@ -24,8 +24,8 @@ struct server_options {
     std::uint32_t credits = 16;                ///< requests that a client may have outstanding
     std::size_t replies = 64;                  ///< buffers for replies of each thread; who finds none waits
     int backlog = 128;                         ///< connections on their way to their first request; more are refused
-    std::chrono::milliseconds handshake{2000}; ///< until the first request
-    std::chrono::milliseconds send{2000};      ///< a client that takes no reply for so long loses its connection
+    std::chrono::milliseconds handshake{5000}; ///< until the first request
+    std::chrono::milliseconds send{5000};      ///< a client that takes no reply for so long loses its connection
     std::chrono::milliseconds drain{1000};     ///< of a shutdown
 };
 

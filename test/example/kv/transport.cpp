@@ -62,9 +62,15 @@ vb::task<vb::result<std::unique_ptr<peer>>> tcp_transport::reach(const address& 
 
 } // namespace
 
-vb::result<std::unique_ptr<transport>> make_transport(transport_kind kind, vb::reactor& reactor, const vb::context&) {
-    if (kind == transport_kind::tcp) return std::make_unique<tcp_transport>(reactor);
-    return vb::error(vb::errc::unsupported, "make_transport").with_note("this build has no connection management");
+vb::result<std::unique_ptr<transport>> make_transport(transport_kind kind, vb::reactor& reactor) {
+    if (kind == transport_kind::cm) return make_cm_transport(reactor);
+    return std::make_unique<tcp_transport>(reactor);
 }
+
+#ifndef KV_HAS_CM
+vb::result<std::unique_ptr<transport>> make_cm_transport(vb::reactor&) {
+    return vb::error(vb::errc::unsupported, "make_cm_transport").with_note("this build has no connection management");
+}
+#endif
 
 } // namespace kv

@@ -21,7 +21,7 @@ class transport;
 class peer {
   public:
     virtual ~peer() = default;
-    /// To the reactor of another transport of the same kind, before anything is awaited.
+    /// To the reactor of another transport of the same kind, before anything is awaited, on the thread of its own.
     virtual vb::result<void> move_to(transport& other) = 0;
     /// Connects the queue pair, on either side; its receives are posted.
     virtual vb::task<vb::result<void>> connect(vb::queue_pair& qp) = 0;
@@ -48,7 +48,8 @@ class transport {
 
 enum class transport_kind { tcp, cm };
 
-vb::result<std::unique_ptr<transport>> make_transport(transport_kind kind, vb::reactor& reactor,
-                                                      const vb::context& device);
+/// `cm` is `unsupported` without an RDMA device of the kernel, and in builds without connection management.
+vb::result<std::unique_ptr<transport>> make_transport(transport_kind kind, vb::reactor& reactor);
+vb::result<std::unique_ptr<transport>> make_cm_transport(vb::reactor& reactor);
 
 } // namespace kv
