@@ -26,11 +26,13 @@ Exit status: 0 if every value was right and every request answered, else 1; 2 if
 int load(int count, char** words) {
     kv::load_options options;
     std::string device;
+    std::uint8_t window = 8; // the slot of a request is in eight bits of its number
     kv::arguments known;
     known.place("--connect", options.server).transport("--transport", options.transport).text("--device", device);
     known.number("--clients", options.clients).number("--requests", options.requests);
-    known.number("--window", options.client.window);
+    known.number("--window", window);
     if (!known.parse_all(count, words, help)) return 0;
+    options.client.window = window;
     options.requests = (options.requests + options.clients - 1) / options.clients;
 
     const auto context = kv::open_device(device);

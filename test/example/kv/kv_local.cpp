@@ -40,7 +40,7 @@ struct local {
 
 vb::task<> load(local& of, vb::reactor& reactor, const vb::completion_queue& queue, unsigned thread) {
     const auto domain = vb::protection_domain::create(of.device).value();
-    of.reports[thread] = co_await kv::run_load(reactor, queue, domain, of.load, thread * of.load.clients);
+    of.reports[thread] = co_await kv::run_load(reactor, queue, domain, of.load);
     if (--of.running != 0) co_return;
     of.ended = std::chrono::steady_clock::now();
     ::eventfd_write(of.stop.get(), 1);

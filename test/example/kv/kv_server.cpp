@@ -15,6 +15,7 @@ constexpr const char* help =
   --transport tcp|cm      how queue pairs get connected: by an exchange over TCP, or by rdma_cm (tcp)
   --device NAME           the RDMA device (the first that has an active port)
   --threads N             reactors, each with a thread of its own (1)
+  --drain MILLISECONDS    how long clients have to finish when it ends (1000)
 
 Exit status: 0 if no reply was lost and every client ended in time, else 1; 2 if it could not run.
 )";
@@ -34,8 +35,10 @@ int serve(int count, char** words) {
     std::string device;
     kv::arguments known;
     known.place("--listen", options.listen).transport("--transport", options.transport);
-    known.text("--device", device).number("--threads", options.threads);
+    int drain = 1000;
+    known.text("--device", device).number("--threads", options.threads).number("--drain", drain);
     if (!known.parse_all(count, words, help)) return 0;
+    options.drain = std::chrono::milliseconds{drain};
 
     const auto stop = termination();
     kv::server server(kv::open_device(device), options,

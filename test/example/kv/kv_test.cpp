@@ -71,14 +71,13 @@ struct client_side {
     vb::reactor reactor{{.safety_repoll = std::chrono::milliseconds{0}}};
 };
 
-/// `threads` reactors with half of the clients each.
+/// `threads` reactors, each with the clients of `options`.
 struct load_threads {
     load_threads(const running_server& server, const kv::load_options& options, unsigned threads) : reports(threads) {
         for (unsigned i = 0; i < threads; ++i)
-            running.emplace_back([&server, options, i, &report = reports[i]] {
+            running.emplace_back([&server, options, &report = reports[i]] {
                 client_side side(server.device);
-                report =
-                    side.reactor.run(kv::run_load(side.reactor, side.queue, side.domain, options, i * options.clients));
+                report = side.reactor.run(kv::run_load(side.reactor, side.queue, side.domain, options));
             });
     }
     kv::load_report join() {
@@ -189,7 +188,7 @@ vb::task<> flood(client_side& side, const kv::address& to, std::size_t backlog, 
 kv::load_report one_client(const running_server& server, std::uint64_t requests) {
     client_side side(server.device);
     return side.reactor.run(
-        kv::run_load(side.reactor, side.queue, side.domain, {.server = server.address, .requests = requests}, 1000));
+        kv::run_load(side.reactor, side.queue, side.domain, {.server = server.address, .requests = requests}));
 }
 
 std::size_t lines_with(const running_server& server, std::string_view text) {

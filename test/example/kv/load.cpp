@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <random>
+#include <utility>
 
 namespace kv {
 
@@ -34,7 +36,7 @@ bool is_value(std::string_view key, std::span<const std::byte> value, std::uint6
 /// One sequence of requests; several share a client.
 class lane {
   public:
-    lane(client& c, load_report& report, std::uint64_t number) : client_(c), report_(report), number_(number) {}
+    lane(client& c, load_report& report, std::string name) : client_(c), report_(report), name_(std::move(name)) {}
 
     vb::task<> run(std::uint64_t requests) {
         for (std::uint64_t i = 0; i < requests && !over_; ++i) co_await step(i);
@@ -43,7 +45,7 @@ class lane {
   private:
     vb::task<> step(std::uint64_t i) {
         const bool shared = i % 8 == 4 || i % 8 == 5;
-        const auto key = shared ? fmt::format("all {}", i / 8 % 5) : fmt::format("lane {} key {}", number_, i / 8 % 2);
+        const auto key = shared ? fmt::format("all {}", i / 8 % 5) : fmt::format("{}/{}", name_, i / 8 % 2);
         const std::size_t small = 8 + i % 100, large = small_value + 1 + i * 37 % (max_value - small_value);
         const auto value = make_value(key, i, i % 8 == 2 ? small : large, value_);
         switch (i % 8) {
@@ -74,7 +76,7 @@ class lane {
 
     client& client_;
     load_report& report_;
-    std::uint64_t number_;
+    std::string name_;
     bool over_ = false;
     value_buffer value_;
 };
@@ -84,6 +86,7 @@ struct load {
     vb::completion_queue queue;
     transport& way;
     const load_options& options;
+    const unsigned name = std::random_device{}(); ///< no other load has its keys
     load_report report{};
 };
 
@@ -91,7 +94,7 @@ void fail(load_report& report, const vb::error& why) {
     if (report.failed++ == 0) report.first_failure = why.message();
 }
 
-vb::task<> run_client(load& of, std::uint64_t number) {
+vb::task<> run_client(load& of, unsigned number) {
     client c(of.domain, of.queue, of.options.client);
     if (auto connected = co_await c.connect(of.way, of.options.server); !connected) {
         fail(of.report, connected.error());
@@ -102,7 +105,7 @@ vb::task<> run_client(load& of, std::uint64_t number) {
         std::deque<lane> lanes;
         vb::scope running;
         for (std::uint64_t i = 0; i < width; ++i) {
-            lanes.emplace_back(c, of.report, number * width + i);
+            lanes.emplace_back(c, of.report, fmt::format("{:x}/{}/{}", of.name, number, i));
             running.spawn(lanes.back().run((of.options.requests + width - 1 - i) / width));
         }
         co_await running.join();
@@ -127,11 +130,11 @@ std::string load_report::text() const {
 }
 
 vb::task<load_report> run_load(vb::reactor& reactor, const vb::completion_queue& queue,
-                               const vb::protection_domain& domain, const load_options& options, unsigned first) {
+                               const vb::protection_domain& domain, const load_options& options) {
     const auto way = make_transport(options.transport, reactor).value();
     load all{domain, queue, *way, options};
     vb::scope clients;
-    for (unsigned i = 0; i < options.clients; ++i) clients.spawn(run_client(all, first + i));
+    for (unsigned i = 0; i < options.clients; ++i) clients.spawn(run_client(all, i));
     co_await clients.join();
     co_return all.report;
 }

@@ -25,10 +25,10 @@ struct load_report {
     std::string text() const;
 };
 
-/// Clients `first`, `first` + 1, ... at the server, until all requests are made or the server asks to end. Every client
+/// Clients at the server, until all requests are made or the server asks to end. Every client
 /// puts, gets, reads and erases keys of its own, whose values it knows, and puts and reads keys that all share, whose
 /// values say themselves what they must be.
 vb::task<load_report> run_load(vb::reactor& reactor, const vb::completion_queue& queue,
-                               const vb::protection_domain& domain, const load_options& options, unsigned first = 0);
+                               const vb::protection_domain& domain, const load_options& options);
 
 } // namespace kv

@@ -213,8 +213,9 @@ vb::task<> server_thread::converse(connection_pointer c, vb::message first) {
     co_await workers.join();
     talking_.erase(c.get());
     if (c->inbox) {
-        ++metrics_.vanished;
-        shared_.log.once("vanished client", c->inbox->error().message());
+        const auto why = c->inbox->error(); // none for who was stopped
+        metrics_.vanished += bool(why.code());
+        if (why.code()) shared_.log.once("vanished client", why.message());
     } else {
         // The client still has its queue pair, so that all sends of here can complete, until it hears of this.
         co_await c->peer->close();
