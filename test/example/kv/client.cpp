@@ -99,12 +99,9 @@ vb::task<client::outcome> client::read_in(slot& s, std::string_view key, std::sp
         ++reads_;
         auto done = co_await vb::with_timeout(qp_.read(landed, at->where), options_.deadline);
         if (!done) co_return std::move(done).error();
-        slot_header header;
-        std::memcpy(&header, landed.bytes().data(), sizeof header);
-        const auto value = landed.bytes().subspan(sizeof header);
-        if (header.version == at->version && header.checksum == checksum(header.version, value)) {
-            const reply got{status::ok, std::min(value.size(), to.size())};
-            std::copy_n(value.begin(), got.size, to.begin());
+        if (const auto value = intact(landed.bytes(), at->version)) {
+            const reply got{status::ok, std::min(value->size(), to.size())};
+            std::copy_n(value->begin(), got.size, to.begin());
             co_return got;
         }
         ++torn_; // it was replaced, and its slot is used again: ask once more

@@ -158,4 +158,14 @@ inline std::uint64_t checksum(std::uint64_t version, std::span<const std::byte> 
     return sum;
 }
 
+/// The value in what was read from a `location`, if it is the one that was told.
+inline std::optional<std::span<const std::byte>> intact(std::span<const std::byte> read,
+                                                        std::uint64_t version) noexcept {
+    slot_header header;
+    std::memcpy(&header, read.data(), sizeof header);
+    const auto value = read.subspan(sizeof header);
+    if (header.version != version || header.checksum != checksum(version, value)) return {};
+    return value;
+}
+
 } // namespace kv
