@@ -169,6 +169,8 @@ vb::task<> vanish(client_side& side, const running_server& server) {
     const auto sent = co_await too_long.qp.send(too_long.memory.slice());
     if (sent) throw std::runtime_error("a message that is too long arrived");
     co_await too_long.peer->ended();
+    co_await idle.peer->close(); // the server hears of this alone: the queue pair is there
+    co_await idle.peer->ended();
     co_await forgetful.bye(0);
 }
 
