@@ -340,11 +340,14 @@ TEST_CASE("kv store: who reads a slot that was given to another value sees it by
     CHECK(kv::intact(place, told.version));
     REQUIRE(values.put("key", fresh) == kv::status::ok); // in this one
     CHECK(!kv::intact(place, told.version));
-    for (std::size_t written = 1; written < place.size(); ++written) { // a reader that came meanwhile
-        auto torn = before;
-        std::ranges::copy(place.first(written), torn.begin());
-        CAPTURE(written);
-        CHECK(!kv::intact(torn, told.version));
+    for (std::size_t at = 1; at < place.size(); ++at) { // who read meanwhile, the beginning or the end first
+        auto late = before, early = before;
+        std::copy(place.begin(), place.begin() + static_cast<std::ptrdiff_t>(at), late.begin());
+        std::copy(place.begin() + static_cast<std::ptrdiff_t>(at), place.end(),
+                  early.begin() + static_cast<std::ptrdiff_t>(at));
+        CAPTURE(at);
+        CHECK(!kv::intact(late, told.version));
+        CHECK(!kv::intact(early, told.version));
     }
     CHECK(values.put("key", fresh) == kv::status::ok);
     CHECK(values.erase("key") == kv::status::ok);
