@@ -208,8 +208,9 @@ class VERBENA_API reactor {
     /// Watches for the channel's events from now on, until it is destroyed. Errors as above
     /// (`mlx5/event_channel.hpp`).
     result<void> attach(const mlx5::event_channel& channel);
-    /// Hears of the manager's connections from now on, until it is destroyed. `attached`, `invalid_argument`, `closed`
-    /// as above; `not_attached`: the reactor it had is gone (`cm/connection_manager.hpp`, for builds with librdmacm).
+    /// Hears of the manager's connections from now on, until it is destroyed. For builds with librdmacm
+    /// (`cm/connection_manager.hpp`).
+    /// Errors: `attached`, `invalid_argument`, `closed` as above; `not_attached`: the reactor it had is gone.
     result<void> attach(const connection_manager& manager);
 
     /// Runs until the task has ended, and gives what it gave or throws what it threw. Throws `std::system_error`:

@@ -15,6 +15,7 @@ namespace verbena {
 
 class connection_manager;
 
+/// Of one side of a handshake.
 struct connect_options {
     /// Told to the peer, at most 56 bytes with a request and 196 with its acceptance. Copied when the wait begins.
     std::span<const std::byte> private_data{};
@@ -139,6 +140,7 @@ class [[nodiscard]] disconnect_operation {
     detail::connection_core* connection_;
     bool asks_;
 };
+/// As `disconnect_operation`, without asking the peer.
 using disconnected_operation = disconnect_operation;
 
 /// A connection, made or being made, on either side: `connection_manager::resolve` gives one that may connect,
@@ -160,19 +162,23 @@ class VERBENA_API connection {
 
     /// Where its queue pair is to be made: `context::open(device_name())`, port `port()`.
     std::string device_name() const;
-    std::uint8_t port() const noexcept;
-    socket_address local_address() const noexcept;
-    socket_address peer_address() const noexcept;
+    std::uint8_t port() const noexcept;            ///< of that device
+    socket_address local_address() const noexcept; ///< of this side, with its port
+    socket_address peer_address() const noexcept;  ///< of the other side, with its port
     /// What the peer sent last, with its request, its acceptance or its rejection. Padded with zeros to what the
     /// protocol carries: a length belongs into it. Valid until the peer sends again, or the connection is destroyed.
     std::span<const std::byte> private_data() const noexcept;
 
+    /// See `connect_operation`. Source: rdma_connect(3).
     connect_operation connect(queue_pair& qp, const connect_options& options = {}) const noexcept;
+    /// See `accept_operation`. Source: rdma_accept(3).
     accept_operation accept(queue_pair& qp, const connect_options& options = {}) const noexcept;
     /// Tells the peer no, with up to 148 bytes; afterwards the connection can only be destroyed.
     /// Errors: `message_too_long`, `invalid_argument`: it is no request that waits for an answer; as `connect`.
     result<void> reject(std::span<const std::byte> private_data = {}) const;
+    /// See `disconnect_operation`. Source: rdma_disconnect(3).
     disconnect_operation disconnect() const noexcept { return {core_.get(), true}; }
+    /// See `disconnect_operation`.
     disconnected_operation disconnected() const noexcept { return {core_.get(), false}; }
 
     /// Gives it to another manager, and so to the thread of that one's reactor, which alone may use it afterwards.

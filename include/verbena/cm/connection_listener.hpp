@@ -60,6 +60,7 @@ class [[nodiscard]] next_connection_operation {
     detail::listener_core* listener_;
 };
 
+/// How a listener is made.
 struct listen_options {
     /// Requests that nobody has taken yet; those beyond are refused at once.
     std::uint32_t backlog = 128;
@@ -76,6 +77,7 @@ class VERBENA_API connection_listener {
     ~connection_listener();
     explicit operator bool() const noexcept { return core_ != nullptr; }
 
+    /// See `next_connection_operation`.
     next_connection_operation next() const noexcept { return next_connection_operation(core_.get()); }
     /// With the port that the kernel chose for port 0.
     socket_address local_address() const noexcept;

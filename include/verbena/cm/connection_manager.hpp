@@ -83,7 +83,7 @@ struct connection_manager_stats {
 /// Source: rdma_cm(7), rdma_create_event_channel(3), rdma_get_cm_event(3).
 class VERBENA_API connection_manager {
   public:
-    /// `unsupported`: no /dev/infiniband/rdma_cm, or no RDMA device; `access_denied`; `resource`.
+    /// Errors: `unsupported`: no /dev/infiniband/rdma_cm, or no RDMA device; `access_denied`; `resource`.
     static result<connection_manager> create();
 
     connection_manager() noexcept;
@@ -92,13 +92,14 @@ class VERBENA_API connection_manager {
     ~connection_manager();
     explicit operator bool() const noexcept { return core_ != nullptr; }
 
+    /// See `resolve_operation`.
     resolve_operation resolve(const socket_address& to) const noexcept { return {core_.get(), to}; }
     /// From now on peers can ask. At 0.0.0.0 or :: on all devices; port 0: the kernel chooses.
     /// Errors: `in_use`: the port; `not_found`: the address is not of an RDMA device here; `invalid_argument`: an empty
     /// manager or address, a backlog of 0; `access_denied`; `resource`; `closed`; `wrong_thread`.
     result<connection_listener> listen(const socket_address& at, const listen_options& options = {}) const;
 
-    connection_manager_stats stats() const noexcept;
+    connection_manager_stats stats() const noexcept; ///< up to now
 
   private:
     friend struct detail::access;
