@@ -5,6 +5,10 @@
 
 #include <verbena/verbena.hpp>
 
+#if defined(__clang__) && !defined(ASIO_HAS_CO_AWAIT) // Asio of Debian 12 does not see that clang++ has coroutines
+#define ASIO_HAS_CO_AWAIT 1
+#define ASIO_HAS_STD_COROUTINE 1
+#endif
 #include <asio.hpp>
 
 #include <exception>

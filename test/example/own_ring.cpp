@@ -28,7 +28,8 @@ constexpr std::uint64_t of_reactor = 1; // user_data; what else there is in the 
 void loop(vb::reactor& reactor, io_uring& ring, const std::function<void(const io_uring_cqe&)>& serve_own,
           const bool& done) {
     const int handle = reactor.native_handle().value();
-    for (bool watched = false; !done;) {
+    bool watched = false;
+    while (!done) {
         while (reactor.poll().value() > 0) {}
         if (done || reactor.prepare_wait().value() == vb::wait_state::ready) continue;
         if (!std::exchange(watched, true)) { // once, not multishot: it may be readable already
