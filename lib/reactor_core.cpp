@@ -519,8 +519,8 @@ bool reactor_core::may_sleep(std::optional<time_point>& deadline) {
         return !queue->polled;
     });
     settle();
-    return entries == 0 && ready.empty() && readable.empty() && batches.empty() && !posted_waiting_.load() &&
-           !stops->waiting();
+    return entries == 0 && ready.empty() && readable.empty() && batches.empty() && strays_.empty() &&
+           !posted_waiting_.load() && !stops->waiting();
 }
 
 result<unsigned> reactor_core::park(bool& found) {

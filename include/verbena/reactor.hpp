@@ -233,10 +233,8 @@ class VERBENA_API reactor {
     /// poll(2) or the other's io_uring can wait for. Three calls make the contract:
     ///
     ///     const int fd = reactor.native_handle().value(); // once, before the first run or poll
-    ///     do
-    ///         while (reactor.poll().value() > 0) {}
-    ///     while (reactor.prepare_wait().value() == vb::wait_state::ready);
-    ///     // now wait until fd is readable, and begin again
+    ///     const bool more = reactor.poll().value() > 0 || reactor.prepare_wait().value() == vb::wait_state::ready;
+    ///     // now wait until fd is readable, or only look at what else there is if `more`; and begin again
     ///
     /// It is readable, level-triggered, while there is something to do: a completion, a descriptor that somebody waits
     /// for, a due timer, a posted function, a requested stop. It may be so in vain. It is the reactor's, to be neither

@@ -322,7 +322,9 @@ void connection_core::heard(const rdma_cm_event& event) noexcept {
     case RDMA_CM_EVENT_CONNECT_RESPONSE: {
         if (phase_ != phase::connecting) return;
         note_data(event);
-        auto ready = ready_pair(*pair_);
+        const bool gone = pair_->failed() || pair_->native() == nullptr; // by another operation on it
+        auto ready =
+            gone ? result<void>(error(errc::closed, verb).with_note("the queue pair failed")) : ready_pair(*pair_);
         if (ready) ready = ask("rdma_establish", rdma_establish, native_);
         if (ready) return establish();
         rdma_reject(native_, nullptr, 0); // as far as the peer can still be told
@@ -332,6 +334,7 @@ void connection_core::heard(const rdma_cm_event& event) noexcept {
         if (phase_ == phase::accepting) establish();
         return;
     case RDMA_CM_EVENT_REJECTED:
+        if (phase_ == phase::established) return disconnected(); // the peer gave up before it heard that it was ready
         if (!making) return;
         note_data(event);
         return fail(rejection(verb, event.status));
@@ -355,9 +358,10 @@ void connection_core::establish() noexcept {
 
 void connection_core::disconnected() noexcept {
     const error why(errc::disconnected, "rdma_get_cm_event");
+    if (phase_ == phase::established || phase_ == phase::accepting)
+        rdma_disconnect(native_); // the peer may wait for an answer, also if it was asked
     if (phase_ != phase::established) return fail(why);
     ++manager_->counters.disconnected;
-    if (!asked_) rdma_disconnect(native_); // the peer waits for this answer
     if (queue_pair_core* const pair = manager_->reactor()->find_pair(pair_identity_)) {
         pair->sweep(); // what was done before, or has failed for another reason
         pair->note_failure(why.code(), 0);

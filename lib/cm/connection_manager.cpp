@@ -149,6 +149,7 @@ result<void> connection_manager_core::attach(reactor_core& reactor) {
     if (auto attached = reactor.attach(*this); !attached) return attached;
     const std::lock_guard lock(mutex);
     reactor_ = &reactor;
+    ready(0); // what a connection brought along that was moved here meanwhile wakes nobody
     return {};
 }
 
@@ -198,7 +199,10 @@ bool connection_manager_core::read() noexcept {
         answer = check_minus_one(read_verb, [&] { return rdma_get_cm_event(native_, &got); });
     } while (!answer && is(answer.error(), EINTR));
     if (!answer) {
-        if (!is(answer.error(), EAGAIN)) end(answer.error());
+        if (is(answer.error(), ENOMEM)) // the event stays there, and its report is spent
+            ready(0);
+        else if (!is(answer.error(), EAGAIN))
+            end(answer.error());
         return false;
     }
     rdma_cm_event event = *got;

@@ -45,6 +45,13 @@ vb::task<> fail(vb::reactor& reactor) {
     co_await reactor.yield();
     throw std::runtime_error("on purpose");
 }
+vb::task<> never_at_rest(vb::reactor& reactor, bool& destroyed) {
+    struct at_end {
+        bool& flag;
+        ~at_end() { flag = true; }
+    } const note{destroyed};
+    for (;;) co_await reactor.yield();
+}
 vb::task<bool> sleep_long(vb::reactor& reactor) {
     try {
         co_await reactor.sleep_for(std::chrono::hours{1});
@@ -117,8 +124,35 @@ TEST_CASE("values, exceptions, cancellation and destruction pass between Asio an
     CHECK(value == 7);
     CHECK(thrown);
     CHECK(stopped);
+}
 
-    io.restart();
-    asio::co_spawn(io, [&]() -> asio::awaitable<void> { co_await verbs->run(sleep_long(reactor)); }, asio::detached);
-    io.poll(); // it sleeps, and dies with its io_context
+TEST_CASE("what an io_context destroys ends the tasks that it waited for, and other coroutines get their turns") {
+    vb::reactor reactor;
+    bool destroyed = false;
+    unsigned ticks = 0;
+    {
+        asio::io_context io(1);
+        asio_reactor verbs(io, reactor);
+        reactor.post([] { throw std::runtime_error("of a posted function"); });
+        asio::co_spawn(
+            io, [&]() -> asio::awaitable<void> { co_await verbs.run(never_at_rest(reactor, destroyed)); },
+            asio::detached);
+        asio::co_spawn(
+            io,
+            [&]() -> asio::awaitable<void> {
+                asio::steady_timer timer(co_await asio::this_coro::executor);
+                for (; ticks < 3; ++ticks) {
+                    timer.expires_after(std::chrono::milliseconds{1});
+                    co_await timer.async_wait(asio::use_awaitable);
+                }
+                io.stop();
+            },
+            asio::detached);
+        CHECK_THROWS_AS(io.run(), std::runtime_error);
+        io.run(); // it goes on
+        CHECK(ticks == 3);
+        CHECK_FALSE(destroyed);
+    }
+    CHECK(destroyed);
+    reactor.run([](vb::reactor& r) -> vb::task<> { co_await r.yield(); }(reactor));
 }

@@ -34,8 +34,8 @@ void loop(vb::reactor& reactor, int other, const std::function<void()>& serve_ot
         if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &wanted) != 0) throw std::system_error(errno, std::system_category());
     }
     while (!done) {
-        while (reactor.poll().value() > 0) {}
-        const bool ready = reactor.prepare_wait().value() == vb::wait_state::ready; // then only look
+        const bool ready = // then only look
+            reactor.poll().value() > 0 || reactor.prepare_wait().value() == vb::wait_state::ready;
         std::array<epoll_event, 8> events;
         const int count = epoll_wait(epoll, events.data(), events.size(), ready || done ? 0 : -1);
         for (int i = 0; i < count; ++i)

@@ -30,14 +30,14 @@ void loop(vb::reactor& reactor, io_uring& ring, const std::function<void(const i
     const int handle = reactor.native_handle().value();
     bool watched = false;
     while (!done) {
-        while (reactor.poll().value() > 0) {}
-        if (done || reactor.prepare_wait().value() == vb::wait_state::ready) continue;
+        const bool ready = // then only look
+            reactor.poll().value() > 0 || reactor.prepare_wait().value() == vb::wait_state::ready;
         if (!std::exchange(watched, true)) { // once, not multishot: it may be readable already
             io_uring_sqe* sqe = io_uring_get_sqe(&ring);
             io_uring_prep_poll_add(sqe, handle, POLLIN);
             io_uring_sqe_set_data64(sqe, of_reactor);
         }
-        io_uring_submit_and_wait(&ring, 1);
+        io_uring_submit_and_wait(&ring, ready || done ? 0 : 1);
         unsigned head = 0, count = 0;
         io_uring_cqe* cqe = nullptr;
         io_uring_for_each_cqe(&ring, head, cqe) {

@@ -183,7 +183,8 @@ class VERBENA_API connection {
 
     /// Gives it to another manager, and so to the thread of that one's reactor, which alone may use it afterwards.
     /// Called on the thread it has belonged to; the other manager may be on any, and must live. To be done before its
-    /// queue pair is connected: one that is awaited on the old reactor is not told of the end.
+    /// queue pair is connected: one that is awaited on the old reactor is not told of the end. Hand it on by moving it:
+    /// nothing of it may be destroyed on the old thread.
     /// Errors: `in_use`: somebody waits for it; `invalid_argument`: an empty one; `closed`; `wrong_thread`;
     /// `not_attached`: one of the reactors is gone; why the connection failed or has ended.
     result<void> move_to(const connection_manager& other) const;

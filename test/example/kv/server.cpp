@@ -100,7 +100,7 @@ class server_thread {
     vb::result<void> take(std::shared_ptr<peer> client) {
         if (auto moved = client->move_to(*transport_); !moved) return moved;
         ++shared_.handshakes;
-        reactor_.post([this, client] { greetings_.spawn(greet(client)); });
+        reactor_.post([this, client = std::move(client)] { greetings_.spawn(greet(client)); });
         return {};
     }
     void shut_down() {
