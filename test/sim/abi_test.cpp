@@ -20,7 +20,8 @@ static_assert(sizeof(ibv_cq) == 128 && offsetof(ibv_cq, cqe) == 28 && sizeof(ibv
 static_assert(sizeof(ibv_cq_ex) == 288 && offsetof(ibv_cq_ex, comp_mask) == sizeof(ibv_cq));
 static_assert(offsetof(ibv_cq_ex, start_poll) == 144);
 static_assert(offsetof(ibv_qp, qp_num) == 52 && sizeof(ibv_wc) == 48 && sizeof(ibv_mr) == 48 && sizeof(ibv_srq) == 128);
-static_assert(sizeof(ibv_comp_channel) == 16 && (sizeof(ibv_port_attr) == 52 || sizeof(ibv_port_attr) == 56) && sizeof(ibv_pd) == 16);
+static_assert(sizeof(ibv_comp_channel) == 16 && (sizeof(ibv_port_attr) == 52 || sizeof(ibv_port_attr) == 56) &&
+              sizeof(ibv_pd) == 16);
 
 TEST_CASE("a context is filled for the inline functions of the header") {
     for (const char* name : both) {
