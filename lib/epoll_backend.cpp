@@ -216,9 +216,9 @@ void epoll_backend::report(slot& s, unsigned events) noexcept {
 /// can come in.
 result<void> epoll_backend::look(int milliseconds) {
     result<int> found = 0;
+    ++counters_.enters;
     unlooked_ = 0;
     do {
-        ++counters_.enters;
         found = check_minus_one("epoll_wait", [&] {
             return epoll_wait(epoll_.get(), found_.data(), static_cast<int>(found_.size()), milliseconds);
         });
