@@ -13,6 +13,7 @@
 namespace verbena::detail {
 
 inline std::error_code system_code(int value) noexcept { return {value, std::system_category()}; }
+inline bool is(const error& e, int value) noexcept { return e.code() == system_code(value); }
 
 /// Adds what helps: for ENOMEM the locked-memory limit and how to raise it.
 error system_error_of(int value, const char* verb);

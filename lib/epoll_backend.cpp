@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -104,18 +103,10 @@ class epoll_backend final : public wait_backend {
     bool prepare(std::optional<time_point> deadline) override;
 
   private:
-    /// A slot is on the ready list while it has events that its watch has not been told.
-    struct slot : list_node {
-        watch* owner = nullptr;
-        std::uint32_t index = 0;
-        std::uint32_t generation = 0;
-        int fd = -1;     // -1: the kernel has it no more, or never had
-        descriptor twin; // where another watch has the descriptor itself
-        unsigned interest = 0;
-        unsigned events = 0;
+    struct slot : slot_base { // with -1 for fd: the kernel has it no more, or never had
+        descriptor twin;      // where another watch has the descriptor itself
     };
 
-    slot& take_slot();
     void release(slot& s) noexcept;
     void set_alarm(std::optional<time_point> deadline) noexcept;
     void wake_up() noexcept;
@@ -129,35 +120,16 @@ class epoll_backend final : public wait_backend {
     descriptor epoll_;
     alarm_clock alarm_;
     waker waker_;
-    bool parked_ = false;    // since `prepare`
-    std::deque<slot> slots_; // do not move while their watch is called
-    std::vector<std::uint32_t> free_slots_;
+    bool parked_ = false; // since `prepare`
+    slot_table<slot> slots_;
     list<slot> ready_;
     std::vector<epoll_event> found_; // room for all
     mutable unsigned unlooked_ = 0;
 };
 
-epoll_backend::slot& epoll_backend::take_slot() {
-    if (!free_slots_.empty()) {
-        slot& s = slots_[free_slots_.back()];
-        free_slots_.pop_back();
-        return s;
-    }
-    free_slots_.reserve(slots_.size() + 1); // so that `release` does not allocate
-    found_.resize(slots_.size() + 1);
-    slot& s = slots_.emplace_back();
-    s.index = static_cast<std::uint32_t>(slots_.size() - 1);
-    return s;
-}
-
 void epoll_backend::release(slot& s) noexcept {
-    s.unlink();
-    ++s.generation;
-    slot_of(*std::exchange(s.owner, nullptr)) = no_slot;
-    s.fd = -1;
     s.twin = descriptor{};
-    s.events = 0;
-    free_slots_.push_back(s.index);
+    slots_.release(s);
 }
 
 /// An errno value.
@@ -179,11 +151,8 @@ int epoll_backend::enroll(slot& s) {
 
 result<void> epoll_backend::add(watch& w, int fd, unsigned events) {
     if (w.watching()) return error(errc::in_use, "watch");
-    slot& s = take_slot();
-    s.owner = &w;
-    s.fd = fd;
-    s.interest = events;
-    slot_of(w) = s.index;
+    slot& s = slots_.take(w, fd, events);
+    found_.resize(slots_.size());
     unlooked_ = epoll_look_every; // what is there already is seen in the next turn
     const int refused = enroll(s);
     if (refused == 0) return {};
@@ -222,7 +191,7 @@ result<void> epoll_backend::look(int milliseconds) {
         found = check_minus_one("epoll_wait", [&] {
             return epoll_wait(epoll_.get(), found_.data(), static_cast<int>(found_.size()), milliseconds);
         });
-    } while (!found && found.error().code() == system_code(EINTR)); // also by a ring of this thread that is torn down
+    } while (!found && is(found.error(), EINTR)); // also by a ring of this thread that is torn down
     if (!found) return found.error();
     for (int i = 0; i < *found; ++i) {
         const epoll_event& event = found_[static_cast<std::size_t>(i)];

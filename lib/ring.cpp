@@ -12,13 +12,11 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <iterator>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include <poll.h>
 
@@ -74,14 +72,7 @@ class ring final : public wait_backend {
   private:
     enum class arming { armed, ended, failed }; // armed: the kernel has the poll, or will with the next submit
 
-    /// A slot is on the ready list while it has events that its watch has not been told.
-    struct slot : list_node {
-        watch* owner = nullptr;
-        std::uint32_t index = 0;
-        std::uint32_t generation = 0;
-        int fd = -1;
-        unsigned interest = 0;
-        unsigned events = 0;
+    struct slot : slot_base {
         arming state = arming::ended;
 
         tag as(tag::kind what) const noexcept { return {what, index, generation}; }
@@ -94,8 +85,6 @@ class ring final : public wait_backend {
         return !ready_.empty() || io_uring_cq_ready(&ring_) != 0 || kernel_has_more() || recovered_ != counters_.losses;
     }
 
-    slot& take_slot();
-    void release(slot& s) noexcept;
     io_uring_sqe* next_sqe(tag t);
     bool arm(slot& s);
     bool set_timeout(time_point deadline);
@@ -112,8 +101,7 @@ class ring final : public wait_backend {
     const process_mark process_;
     io_uring ring_;
     waker waker_;
-    std::deque<slot> slots_; // slots do not move while their watch is called
-    std::vector<std::uint32_t> free_slots_;
+    slot_table<slot> slots_;
     list<slot> ready_;
     std::optional<time_point> timeout_; // when the one timeout that is in the ring expires
     std::uint32_t timeout_generation_ = 0;
@@ -122,26 +110,6 @@ class ring final : public wait_backend {
     std::uint64_t cancel_tag_ = 0;
     std::uint64_t recovered_ = 0; // how many of counters_.losses have been made good
 };
-
-ring::slot& ring::take_slot() {
-    if (!free_slots_.empty()) {
-        slot& s = slots_[free_slots_.back()];
-        free_slots_.pop_back();
-        return s;
-    }
-    free_slots_.reserve(slots_.size() + 1); // so that `release` does not allocate
-    slot& s = slots_.emplace_back();
-    s.index = static_cast<std::uint32_t>(slots_.size() - 1);
-    return s;
-}
-
-void ring::release(slot& s) noexcept {
-    s.unlink();
-    ++s.generation;
-    slot_of(*std::exchange(s.owner, nullptr)) = no_slot;
-    s.events = 0;
-    free_slots_.push_back(s.index);
-}
 
 /// Null if the queue is full and the kernel takes nothing at the moment.
 io_uring_sqe* ring::next_sqe(tag t) {
@@ -171,13 +139,9 @@ bool ring::arm(slot& s) {
 
 result<void> ring::add(watch& w, int fd, unsigned events) {
     if (w.watching()) return error(errc::in_use, "watch");
-    slot& s = take_slot();
-    s.owner = &w;
-    s.fd = fd;
-    s.interest = events;
-    slot_of(w) = s.index;
+    slot& s = slots_.take(w, fd, events);
     if (arm(s)) return {};
-    release(s);
+    slots_.release(s);
     return error(errc::resource, "io_uring_enter");
 }
 
@@ -186,7 +150,7 @@ result<void> ring::remove(watch& w) {
     slot& s = slots_[slot_of(w)];
     const bool held = s.state == arming::armed && !process_.forked();
     auto answer = held ? cancel(s) : result<void>{};
-    release(s);
+    slots_.release(s);
     return answer;
 }
 

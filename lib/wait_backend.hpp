@@ -2,11 +2,16 @@
 
 #include "clock.hpp"
 
+#include <verbena/detail/list.hpp>
 #include <verbena/detail/watch.hpp> // public: a watch lives in an awaiter, in a coroutine frame
 #include <verbena/result.hpp>
 
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include <poll.h>
 
@@ -65,6 +70,53 @@ class wait_backend {
   protected:
     static constexpr auto no_slot = watch::no_slot;
     static std::uint32_t& slot_of(watch& w) noexcept { return w.slot_; }
+
+    /// What a backend keeps of a watch. It is on the backend's ready list while it has events that the watch has not
+    /// been told.
+    struct slot_base : list_node {
+        watch* owner = nullptr;
+        std::uint32_t index = 0;
+        std::uint32_t generation = 0;
+        int fd = -1;
+        unsigned interest = 0;
+        unsigned events = 0;
+    };
+
+    /// They do not move while their watch is called, and are used again.
+    template <class Slot>
+    class slot_table {
+      public:
+        Slot& take(watch& w, int fd, unsigned interest) {
+            if (free_.empty()) {
+                const auto index = static_cast<std::uint32_t>(slots_.size());
+                free_.reserve(slots_.size() + 1); // so that `release` does not allocate
+                slots_.emplace_back().index = index;
+                free_.push_back(index);
+            }
+            Slot& s = slots_[free_.back()];
+            free_.pop_back();
+            s.owner = &w;
+            s.fd = fd;
+            s.interest = interest;
+            slot_of(w) = s.index;
+            return s;
+        }
+        void release(Slot& s) noexcept {
+            s.unlink();
+            ++s.generation;
+            slot_of(*std::exchange(s.owner, nullptr)) = no_slot;
+            s.events = 0;
+            free_.push_back(s.index);
+        }
+        std::size_t size() const noexcept { return slots_.size(); }
+        Slot& operator[](std::size_t index) noexcept { return slots_[index]; }
+        auto begin() noexcept { return slots_.begin(); }
+        auto end() noexcept { return slots_.end(); }
+
+      private:
+        std::deque<Slot> slots_;
+        std::vector<std::uint32_t> free_;
+    };
 
     wait_counters counters_;
 };

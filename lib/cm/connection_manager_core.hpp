@@ -17,7 +17,6 @@ namespace verbena::detail {
 class connection_manager_core;
 class reactor_core;
 
-inline bool is(const error& e, int value) noexcept { return e.code() == system_code(value); }
 inline error empty_handle(const char* verb) { return error(errc::invalid_argument, verb).with_note("an empty handle"); }
 /// Of the library, which answers -1 and `errno`.
 template <class... Arguments, class... Given>

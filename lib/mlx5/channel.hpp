@@ -11,8 +11,6 @@ inline error empty_channel(const char* verb) {
     return error(errc::invalid_argument, verb).with_note("an empty channel");
 }
 
-inline bool is(const error& e, int value) noexcept { return e.code() == system_code(value); }
-
 /// `life`: why nothing comes from the channel any more; `present`: the reactor that it has.
 inline result<void> attach_channel(readable_source& channel, const context_state& context, const result<void>& life,
                                    reactor_core*& present, reactor_core& reactor) {
